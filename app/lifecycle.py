@@ -55,7 +55,7 @@ from storage.errors import (
     StoreRecovering,
     UnreadableConfig,
 )
-from storage.files.unreadable import Unreadable
+from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import OsVfs, is_out_of_files
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -429,7 +429,7 @@ class ServiceLifecycle:
         self.phase = Phase.FAILED
         if self.exit_code in _ORDERLY:
             self.exit_code = exit_code
-        has_repair = exit_code == exit_codes.DATA_DAMAGED or isinstance(error, Unreadable)
+        has_repair = exit_code == exit_codes.DATA_DAMAGED or isinstance(error, UnreadableLog)
         helps = {"repair": self._repair_of(error)} if has_repair else {}
         log.critical("service_failed", exit_code=exit_code, error=str(error), **helps)
         self.on_fatal()
@@ -445,7 +445,7 @@ class ServiceLifecycle:
         if remedy := getattr(error, "remedy", ""):
             return str(remedy)
         command = f"escrowmq store repair {self.settings.store_dir.resolve()}"
-        if isinstance(error, Unreadable):
+        if isinstance(error, UnreadableLog):
             return (
                 "start again: the disk may have failed for a moment. Where it fails there again, "
                 f"restore the file from a copy, or: {command} {replacing(error)}"

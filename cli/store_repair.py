@@ -9,7 +9,7 @@ from typing import Any, TextIO
 import msgspec
 
 from app.settings import load, settings_file_of
-from storage.files.unreadable import Unreadable
+from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import LinkedVfs
 from storage.local.repair import Repair
 from storage.local.repair_report import RepairRefused, replacing
@@ -39,7 +39,7 @@ def run(root: Path, name: str | None, value: object, *, shows: bool) -> dict[str
             "lost_messages": done.lost_messages,
             **msgspec.to_builtins(done),
         }
-    except Unreadable as error:
+    except UnreadableLog as error:
         raise RepairRefused(f"{error}: first {replacing(error)}") from error
     except OSError as error:
         if error.errno != errno.EBADF:

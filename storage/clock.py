@@ -16,6 +16,11 @@ class Clock(Protocol):
         """Milliseconds since some fixed moment; never goes back."""
 
 
+def block_for(ms: int) -> None:
+    """Block the calling thread."""
+    time.sleep(ms / 1000)
+
+
 class SystemClock:
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

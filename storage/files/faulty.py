@@ -5,7 +5,7 @@ so.
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from storage.files.vfs import File, Lock, MappedRegion, Space, Vfs
+from storage.files.vfs import File, Lock, MappedRegion, Space, Vfs, is_unreadable
 
 # Called before each call that reaches the disk, with its name ("write", "sync", ...) and the file's
 # path; raises to fail it.
@@ -26,12 +26,20 @@ class FaultyFile:
         return self._inner.read(offset, length)
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
-        self._plan("read", self._path)
-        return self._inner.read_cached(offset, length)
+        return self._inner.read_cached(offset, length) if self._is_cached() else None
 
     def read_each_cached(self, places: Sequence[tuple[int, int]], buffer: bytearray) -> list[bytes]:
-        self._plan("read", self._path)
-        return self._inner.read_each_cached(places, buffer)
+        return self._inner.read_each_cached(places, buffer) if self._is_cached() else []
+
+    def _is_cached(self) -> bool:
+        """False if the disk does not give it back: then the page cache does not have it."""
+        try:
+            self._plan("read", self._path)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            return False
+        return True
 
     def data_ranges(self, offset: int) -> list[tuple[int, int]]:
         return self._inner.data_ranges(offset)
@@ -111,3 +119,6 @@ class FaultyVfs:
 
     def process_id(self) -> int:
         return self._inner.process_id()
+
+    def pause(self, ms: int) -> None:
+        self._inner.pause(ms)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.handles import Handle, Handles
-from storage.files.unreadable import FailingPages, Unreadable, page_of, read_readable
+from storage.files.unreadable import FailingPages, UnreadableLog, page_of, read_readable
 from storage.files.vfs import PAGE_BYTES, File, MappedRegion, Vfs, is_disk_full
 from storage.formats import names
 
@@ -70,16 +70,16 @@ class Segment:
     def read(self, offset: int, length: int) -> bytes:
         """May wait for the disk.
 
-        Raises IndexError where the segment was dropped meanwhile, Unreadable.
+        Raises IndexError where the segment was dropped meanwhile, UnreadableLog.
         """
         with self.use() as file:
             return self.read_from(file, offset, length)
 
     def read_from(self, file: File, offset: int, length: int) -> bytes:
-        """As `read`, of its open file. Raises Unreadable."""
+        """As `read`, of its open file. Raises UnreadableLog."""
         data, failure = read_readable(file, offset, length)
         if failure is not None:
-            raise Unreadable(failure, self.path, self.base_offset, offset + len(data))
+            raise UnreadableLog(failure, self.path, self.base_offset, offset + len(data))
         return data
 
     def read_cached(self, offset: int, length: int) -> bytes | None:
@@ -307,7 +307,7 @@ class Segments:
         """Within one segment; asks the disk where it must, which counts as a miss of the page
         cache. The read lane's.
 
-        Raises IndexError where there is none, or it was dropped; Unreadable.
+        Raises IndexError where there is none, or it was dropped; UnreadableLog.
         """
         segment = self.find(offset)
         begin = offset - segment.base_offset
@@ -333,7 +333,7 @@ class Segments:
                 if failure is None:
                     break
                 at += len(data)
-                error = Unreadable(failure, segment.path, segment.base_offset, at)
+                error = UnreadableLog(failure, segment.path, segment.base_offset, at)
                 if self.failing is None or not self.failing.counts_as_damage(
                     file, segment.path, at
                 ):

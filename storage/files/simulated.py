@@ -344,6 +344,7 @@ class SimulatedDisk:
         self.fail_sync_number: int | None = None  # this sync of a file, counted from 1, fails
         self.sync_errno = errno.EIO  # of it
         self.on_cut: Callable[[], None] = lambda: None
+        self.on_pause: Callable[[], None] = lambda: None  # before the disk is asked again
         self.is_off = False
         self.total_bytes = 1 << 40
         self.used_by_others = 0
@@ -495,6 +496,9 @@ class SimulatedDisk:
 
     def process_id(self) -> int:
         return 1
+
+    def pause(self, ms: int) -> None:
+        self.on_pause()
 
     def _folder(self, path: PurePath) -> _Folder:
         try:

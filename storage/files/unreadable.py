@@ -6,28 +6,43 @@ succeeded, and the disk gives back another place of the same file. Until then th
 caller's, who tries again.
 """
 
+from collections.abc import Callable
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import structlog
 
 from storage.clock import Clock
-from storage.files.vfs import PAGE_BYTES, File, is_unreadable
+from storage.files.vfs import PAGE_BYTES, File, Vfs, is_unreadable
 
 _LEAST_TRIES = 3
 _LEAST_MS = 60_000
 _FORGOTTEN_MS = 86_400_000  # a place that fails again after that has to fail as long once more
 _MOST_PLACES = 10_000
 _PROBES = 8
+_DERIVED_TRIES = 3
+_DERIVED_PAUSE_MS = 1_000
+
+T = TypeVar("T")
+log = structlog.get_logger()
 
 
 class Unreadable(OSError):
+    """The disk does not give back a place of a file."""
+
+    def __init__(self, cause: OSError, path: PurePath, position: int, at: str = "") -> None:
+        """`position`: of the place in the file; `at`: what it is besides, for the text."""
+        super().__init__(cause.errno, f"{cause.strerror} at byte {position}{at}", str(path))
+        self.path = path
+
+
+class UnreadableLog(Unreadable):
     """The disk does not give back a place of the log. `log_offset`: where that begins."""
 
     def __init__(self, cause: OSError, path: PurePath, base_offset: int, position: int) -> None:
-        """`base_offset`: of the file in the log; `position`: of the place in the file."""
-        reason = f"{cause.strerror} at byte {position}, log offset {base_offset + position}"
-        super().__init__(cause.errno, reason, str(path))
-        self.path = path
+        """`base_offset`: of the file in the log."""
         self.log_offset = base_offset + position
+        super().__init__(cause, path, position, f", log offset {self.log_offset}")
 
 
 def read_readable(file: File, offset: int, length: int) -> tuple[bytes, OSError | None]:
@@ -68,11 +83,30 @@ class _Failing(NamedTuple):
     is_lost: bool
 
 
-class FailingPages:
-    """Notes which pages of the log fail to be read. The read lane's."""
+def read_derived(vfs: Vfs, path: PurePath, read: Callable[[], T]) -> T | None:
+    """Result of `read`, which reads a derived file; None if the disk fails it with EIO, three times
+    over two seconds: the file counts as damaged, and is made again from the log.
+    """
+    for tries_left in reversed(range(_DERIVED_TRIES)):
+        try:
+            return read()
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            if not tries_left:
+                log.error("derived_file_unreadable", file=str(path), error=str(error))
+        if tries_left:
+            vfs.pause(_DERIVED_PAUSE_MS)
+    return None
 
-    def __init__(self, clock: Clock) -> None:
+
+class FailingPages:
+    """Notes which pages of the log and of the key index fail to be read. The read lane's."""
+
+    def __init__(self, clock: Clock, *, is_derived: bool = False) -> None:
+        """`is_derived`: the files can be made again, so one may be damaged as a whole."""
         self._clock = clock
+        self._is_derived = is_derived
         self._failing: dict[tuple[PurePath, int], _Failing] = {}
 
     def counts_as_damage(self, file: File, path: PurePath, position: int) -> bool:
@@ -89,7 +123,7 @@ class FailingPages:
         is_lost = known.is_lost or (
             known.tries + 1 >= _LEAST_TRIES
             and now_ms - known.since_ms >= _LEAST_MS
-            and _is_read_elsewhere(file, page)
+            and (self._is_derived or _is_read_elsewhere(file, page))
         )
         is_lost = is_lost or self._is_lost(path, page - PAGE_BYTES)
         is_lost = is_lost or self._is_lost(path, page + PAGE_BYTES)
@@ -103,6 +137,12 @@ class FailingPages:
         if self._failing:
             for page in range(page_of(begin), end, PAGE_BYTES):
                 self._failing.pop((path, page), None)
+
+    def forget(self, path: PurePath) -> None:
+        """Forget what failed: another file has this path now."""
+        for known in list(self._failing):
+            if known[0] == path:
+                self._failing.pop(known, None)
 
     def _is_lost(self, path: PurePath, page: int) -> bool:
         known = self._failing.get((path, page))

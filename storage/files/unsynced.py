@@ -29,11 +29,15 @@ class Unsynced:
                 return
         self._pieces.append((offset, bytearray(data)))
 
+    def repeat(self, file: File) -> None:
+        """Write all that is kept into the file, or into a copy of it. Raises OSError."""
+        for offset, data in self._pieces:
+            file.write(offset, bytes(data))
+
     def sync(self, file: File) -> None:
         """Everything written is durable on return. Raises OSError: it can be called again."""
         if self._is_doubtful:
-            for offset, data in self._pieces:
-                file.write(offset, bytes(data))
+            self.repeat(file)
         self._is_doubtful = True
         file.sync()
         self._is_doubtful = False

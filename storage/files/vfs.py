@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from storage.clock import block_for
+
 T = TypeVar("T")
 
 PAGE_BYTES = 4096
@@ -165,6 +167,9 @@ class Vfs(Protocol):
     def space(self, path: PurePath) -> Space: ...
 
     def process_id(self) -> int: ...
+
+    def pause(self, ms: int) -> None:
+        """Wait before the disk is asked again."""
 
 
 def is_disk_full(error: Exception) -> bool:
@@ -409,6 +414,9 @@ class OsVfs:
 
     def process_id(self) -> int:
         return os.getpid()
+
+    def pause(self, ms: int) -> None:
+        block_for(ms)
 
 
 class ReadOnlyVfs(OsVfs):

@@ -20,6 +20,7 @@ import structlog
 
 from storage.clock import Clock
 from storage.files import durable
+from storage.files.unreadable import read_derived
 from storage.formats import delay_progress, names, queue_entry, timer_log
 from storage.formats.timer_log import Column, Waits
 from storage.local.consume_queue import QueueFiles
@@ -49,8 +50,11 @@ class BrokerTimers:
         self._wheel = directory.root / "timerwheel"
         self._check = directory.config / "timercheck"
         self._file_bytes = self._found_bytes() or file_bytes
-        raw = durable.read_whole(self._vfs, self._check)
-        self.were_a_brokers = raw is not None and not delay_progress.is_our_timercheck(raw)
+        raw = read_derived(
+            self._vfs, self._check, lambda: durable.read_whole(self._vfs, self._check)
+        )
+        is_ours = raw is not None and delay_progress.is_our_timercheck(raw)
+        self.were_a_brokers = self._vfs.exists(self._check) and not is_ours
         self._counter = 0
         self._is_cleared = False
 

@@ -5,6 +5,7 @@ as it is noted.
 """
 
 from storage.files import durable
+from storage.files.unreadable import read_derived
 from storage.formats import checkpoint
 from storage.formats.checkpoint import Fields, Slot
 from storage.local.data_directory import DataDirectory
@@ -13,7 +14,7 @@ from storage.local.data_directory import DataDirectory
 class CheckpointFile:
     def __init__(self, directory: DataDirectory) -> None:
         vfs, path = directory.vfs, directory.checkpoint
-        page = durable.read_whole(vfs, path) or b""
+        page = read_derived(vfs, path, lambda: durable.read_whole(vfs, path)) or b""
         if len(page) != checkpoint.PAGE_BYTES:
             page = bytes(checkpoint.PAGE_BYTES)
             durable.replace(vfs, path, page, scratch=directory.making)

@@ -184,7 +184,7 @@ class CommitLog:
     def read(self, offset: int, length: int) -> Record:
         """The record at this offset. May wait for the disk.
 
-        Raises CorruptRecord; Unreadable of a place that does not count as damage yet.
+        Raises CorruptRecord; UnreadableLog of a place that does not count as damage yet.
         """
         raw, unreadable = self.segments.read_filled(offset, length)
         if unreadable:

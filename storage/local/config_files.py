@@ -15,7 +15,8 @@ from typing import TypeVar
 
 from storage.errors import UnreadableConfig
 from storage.files import durable
-from storage.files.vfs import Vfs
+from storage.files.unreadable import read_derived
+from storage.files.vfs import Vfs, is_unreadable
 from storage.formats.config_json import MOST_BYTES, WRITER, Backup, FileContent
 from storage.local.data_directory import DataDirectory
 
@@ -48,6 +49,10 @@ class ConfigFiles:
         try:
             size = file.size()
             tail = file.read(max(0, size - _TAIL_BYTES), min(size, _TAIL_BYTES))
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            return False
         finally:
             file.close()
         found = _OUR_TAIL.search(tail)
@@ -61,7 +66,7 @@ class ConfigFiles:
         """
         directory = self._directory
         vfs, path = directory.vfs, directory.config / name
-        before = durable.read_whole(vfs, path)
+        before = read_derived(vfs, path, lambda: durable.read_whole(vfs, path))
         durable.replace(vfs, path, data, scratch=directory.making)
         if before:
             durable.replace(vfs, path.with_name(name + _BACKUP), before, scratch=directory.making)
@@ -80,7 +85,14 @@ def find(vfs: Vfs, path: PurePath, decode: Callable[[bytes], T]) -> FileContent[
     backup = path.with_name(path.name + _BACKUP)
     reason = damage = ""
     for one in (path, backup):
-        raw = durable.read_whole(vfs, one, most_bytes=MOST_BYTES)
+        try:
+            raw = durable.read_whole(vfs, one, most_bytes=MOST_BYTES)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            damage = damage or str(error.strerror)
+            reason = reason or f"unreadable ({error.strerror})"
+            continue
         if raw:
             try:
                 value = decode(raw)

@@ -14,16 +14,22 @@ from itertools import groupby
 from pathlib import PurePath
 from typing import NamedTuple
 
+import structlog
+
 from storage.errors import UnknownQueue, UnknownTopic
 from storage.files import durable
 from storage.files.handles import Handles
+from storage.files.unreadable import Unreadable, page_of, read_readable
 from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
-from storage.files.vfs import Vfs
+from storage.files.vfs import PAGE_BYTES, Vfs, is_unreadable
 from storage.formats import names, queue_entry
 from storage.formats.queue_entry import ENTRY_BYTES, QueueEntry
 from storage.message import OffsetRange, QueueId, Row
 
+_COPIED_BYTES = 1 << 20
 _KEPT_IN_MEMORY = 256  # entries behind the last flush: tailing consumers never ask a file
+
+log = structlog.get_logger()
 
 
 class ConsumeQueue:
@@ -298,15 +304,20 @@ class QueueFiles:
         )
 
     def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
-        """Up to `count` entries of one file; the read lane's."""
+        """Up to `count` entries of one file, none where the disk does not give them back; the
+        read lane's.
+        """
         return list(queue_entry.decode_all(self.read_bytes(queue, queue_offset, count)))
 
     def read_bytes(self, queue: QueueId, queue_offset: int, count: int) -> bytes:
-        """As `read`, as they are stored; in any lane."""
+        """As `read`, as they are stored; in any lane.
+
+        They end before the first page that the disk does not give back.
+        """
         path, at = self._place(queue, queue_offset)
         length = min(count * ENTRY_BYTES, self._file_bytes - at)
         with self._handles.use(path) as file:
-            raw = file.read(at, length)
+            raw, _ = read_readable(file, at, length)
         return raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES]
 
     def entries_now(
@@ -351,31 +362,50 @@ class QueueFiles:
                     found.append(queue_entry.decode(recent) if recent else None)
         return found
 
-    def first_stored_at(self, queue: QueueId, bounds: OffsetRange, log_offset: int) -> int:
+    def stored_entry(self, queue: QueueId, queue_offset: int) -> QueueEntry | None:
+        """The entry in the file; None if that ends before it.
+
+        Raises FileNotFoundError, Unreadable.
+        """
+        path, at = self._place(queue, queue_offset)
+        with self._handles.use(path) as file:
+            raw, failure = read_readable(file, at, ENTRY_BYTES)
+        if failure is not None:
+            raise Unreadable(failure, path, at + len(raw))
+        return queue_entry.decode(raw) if len(raw) == ENTRY_BYTES else None
+
+    def first_stored_at(self, queue: QueueId, bounds: OffsetRange, log_offset: int) -> int | None:
         """The first of the queue's messages that is stored at or behind this place in the log, or
         its end, by the files alone.
 
-        Raises FileNotFoundError, IndexError where they do not have what it takes.
+        None if they do not have what it takes. Raises FileNotFoundError, Unreadable.
         """
         low, high = bounds
         middle = low  # nearly always it is the first
         while low < high:
-            if self.read(queue, middle, 1)[0].physical_offset >= log_offset:
+            entry = self.stored_entry(queue, middle)
+            if entry is None:
+                return None
+            if entry.physical_offset >= log_offset:
                 high = middle
             else:
                 low = middle + 1
             middle = (low + high) // 2
         return low
 
-    def emptied(self, log_begin: int) -> Iterator[tuple[QueueId, int]]:
+    def emptied(self, log_begin: int) -> Iterator[tuple[QueueId, int | Unreadable]]:
         """Queues that have files, and of whose messages none is stored at or behind this place in
-        the log, each with its end.
+        the log, each with its end; also those whose files the disk does not give back.
         """
         for topic in filter(names.is_stored_name, self._names(self._directory)):
             for number in self._names(self._directory / topic):
                 if number.isascii() and number.isdigit():
                     queue = QueueId(topic, int(number))
-                    newest = self._newest_entry(queue)
+                    try:
+                        newest = self._newest_entry(queue)
+                    except Unreadable as error:
+                        yield queue, error
+                        continue
                     if newest is not None and newest[1].physical_offset < log_begin:
                         yield queue, newest[0] + 1
 
@@ -397,13 +427,14 @@ class QueueFiles:
             first = base // ENTRY_BYTES
             missing_at = partial(self._is_missing, queue, first)
             count = bisect_left(range(self._entries_per_file), True, key=missing_at)
-            if count:
-                return first + count - 1, self.read(queue, first + count - 1, 1)[0]
+            entry = self.stored_entry(queue, first + count - 1) if count else None
+            if entry is not None:
+                return first + count - 1, entry
         return None
 
     def _is_missing(self, queue: QueueId, first: int, number: int) -> bool:
-        entries = self.read(queue, first + number, 1)
-        return not entries or entries[0].record_bytes <= 0
+        entry = self.stored_entry(queue, first + number)
+        return entry is None or entry.record_bytes <= 0
 
     def drop_before(self, queue: QueueId, queue_offset: int) -> None:
         """Remove the files that have only entries before this one; never the last.
@@ -452,6 +483,20 @@ class QueueFiles:
         if self._kept_bytes > MOST_KEPT_BYTES:  # a start makes all files again
             self.sync()
 
+    def replace_unreadable(self, queue: QueueId, queue_offset: int) -> None:
+        """Replace the file of this entry if the disk does not give the entry back. The derive
+        lane's.
+
+        Raises Unreadable, where the new file is not given back either.
+        """
+        try:
+            self.stored_entry(queue, queue_offset)
+        except FileNotFoundError:
+            return
+        except Unreadable as error:
+            self._replace(error.path)
+            self.stored_entry(queue, queue_offset)
+
     def rewrite(self, unflushed: Unflushed) -> None:
         """Entries that the file should have, in one file; a file that is missing or cut is made
         whole. The derive lane's.
@@ -487,9 +532,41 @@ class QueueFiles:
             self._write(path, 0, queue_entry.FILLER * min(fillers, self._entries_per_file))
 
     def _write(self, path: PurePath, at: int, data: bytes) -> None:
-        with self._handles.use(path) as file:
-            self._unsynced.setdefault(path, Unsynced()).write(file, at, data)
+        try:
+            with self._handles.use(path) as file:
+                self._unsynced.setdefault(path, Unsynced()).write(file, at, data)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            self._replace(path)
+            with self._handles.use(path) as file:
+                self._unsynced.setdefault(path, Unsynced()).write(file, at, data)
         self._kept_bytes += len(data)
+
+    def _replace(self, path: PurePath) -> None:
+        """Put a copy in the place of a file with pages that the disk does not give back, which it
+        has as zeros: their entries are made again when they are read. Durable on return.
+        """
+        made = self._scratch / f"{path.parent.name}-{path.name}"
+        with self._handles.use(path) as file, durable.making(self._vfs, path, made) as copy:
+            copy.extend(self._file_bytes)
+            for begin, end in file.data_ranges(0):
+                at = begin
+                while at < end:
+                    data, failure = read_readable(file, at, min(_COPIED_BYTES, end - at))
+                    if data:
+                        copy.write(at, data)
+                    at += len(data)
+                    if failure is not None:  # no entry stays that was read in part
+                        copy.write(at - at % ENTRY_BYTES, bytes(at % ENTRY_BYTES))
+                        at = page_of(at) + PAGE_BYTES
+                        at += -at % ENTRY_BYTES
+                    elif not data:
+                        break
+            if path in self._unsynced:
+                self._unsynced[path].repeat(copy)
+        self._forget(path)
+        log.error("queue_file_replaced", file=str(path), reason="the disk does not give it back")
 
     def _forget(self, path: PurePath) -> None:
         """The file is to be removed."""

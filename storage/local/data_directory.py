@@ -23,7 +23,8 @@ from pathlib import PurePath
 
 from storage.errors import DirectoryInUse
 from storage.files import durable
-from storage.files.vfs import Vfs, is_disk_full
+from storage.files.unreadable import read_derived
+from storage.files.vfs import Vfs, is_disk_full, is_unreadable
 
 _LOCK = b"lock"  # a broker's word
 _OURS = b"escrowmq"  # behind the process id, which is all that a broker writes
@@ -68,7 +69,8 @@ class DataDirectory:
     @property
     def is_marked_by_another(self) -> bool:
         """Was the last owner killed, and a broker, or EscrowMQ before its mark had the name?"""
-        mark = durable.read_whole(self.vfs, self._abort_mark)
+        path = self._abort_mark
+        mark = read_derived(self.vfs, path, lambda: durable.read_whole(self.vfs, path))
         return mark is not None and not mark.endswith(_OURS)
 
     def mark(self) -> None:
@@ -106,7 +108,8 @@ class DataDirectory:
             if lock_file.read(0, len(_LOCK)) != _LOCK:
                 lock_file.write(0, _LOCK)
         except OSError as error:
-            if not is_disk_full(error):  # the file is what matters, not its content
+            # the file is what matters, not its content
+            if not (is_disk_full(error) or is_unreadable(error)):
                 raise
         finally:
             lock_file.close()

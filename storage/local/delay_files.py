@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from storage.clock import Clock
 from storage.files import durable
+from storage.files.unreadable import read_derived
 from storage.formats import delay_progress
 from storage.formats.config_json import MOST_BYTES
 from storage.formats.delay_levels import SCHEDULE_TOPIC
@@ -59,8 +60,8 @@ class DelayFiles:
         durable.replace(directory.vfs, directory.config / _LEVELS, data, scratch=directory.making)
 
     def _read(self, name: str) -> LevelOffsets | None:
-        path = self._directory.config / name
-        raw = durable.read_whole(self._directory.vfs, path, most_bytes=MOST_BYTES)
+        vfs, path = self._directory.vfs, self._directory.config / name
+        raw = read_derived(vfs, path, lambda: durable.read_whole(vfs, path, most_bytes=MOST_BYTES))
         return None if raw is None else delay_progress.decode_levels(raw)
 
 

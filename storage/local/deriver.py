@@ -7,6 +7,7 @@ wait until that much of the log is durable, write in the derive lane.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +15,7 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import CorruptRecord
+from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local import log_walk
@@ -22,6 +24,7 @@ from storage.local.due_index import Made, Pending
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
 from storage.local.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
+from storage.local.key_index import DoubtfulIndex
 from storage.local.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
@@ -74,6 +77,7 @@ class Deriver:
         self._key_index = files.key_index
         self._due_index = files.due_index
         self._segments = files.segments
+        self._log = files.log
         self._snapshots = files.snapshots
         self._delay_files = files.delay_files
         self._broker_timers = files.broker_timers
@@ -244,10 +248,10 @@ class Deriver:
         def write() -> Made | CorruptRecord | None:
             for unflushed in round_.unflushed:
                 self._queue_files.write(unflushed)
-            self._index_up_to(round_.log_end)
+            self._with_rebuilt_index(partial(self._index_up_to, round_.log_end))
             if round_.queues_snapshot is not None:
                 self._queue_files.sync()
-                self._key_index.sync()
+                self._with_rebuilt_index(self._key_index.sync)
             for name, snapshot in round_.snapshots.items():
                 self._snapshots.save(name, snapshot)
             if round_.delay_progress is not None:
@@ -274,20 +278,30 @@ class Deriver:
             Lane.DERIVE, write, lambda made: self._written(round_, made), self._failed
         )
 
+    def _with_rebuilt_index(self, job: Callable[[], None]) -> None:
+        """Do the job; once more if the disk does not take it, into another file. The derive
+        lane's.
+        """
+        try:
+            job()
+        except DoubtfulIndex as doubt:
+            for _ in self._key_index.rebuild(doubt.file, self._log):
+                pass
+            job()
+
     def _index_up_to(self, log_end: int) -> None:
         """The derive lane's."""
         try:
             for window in log_walk.windows(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(window.data, window.offset, window.scan)
-        except CorruptRecord as damage:
+        except (CorruptRecord, UnreadableLog) as damage:
             # It is found again by a read of that message; the records around it can be looked up
             # all the same.
-            log.error(
-                "not_indexed",
-                file=str(damage.path),
-                log_offset=damage.physical_offset,
-                reason=damage.reason,
-            )
+            if isinstance(damage, UnreadableLog):
+                log_offset, reason = damage.log_offset, damage.strerror
+            else:
+                log_offset, reason = damage.physical_offset, damage.reason
+            log.error("not_indexed", file=str(damage.path), log_offset=log_offset, reason=reason)
             for piece in log_walk.stated(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(piece.data, piece.offset, piece)
         self.indexed_end = log_end
@@ -333,14 +347,16 @@ class Deriver:
                 self._begin(is_thorough=True)
 
     def _failed(self, error: Exception) -> None:
-        """Wait out a full disk, and a limit of open files: what is derived stays in memory, and the
-        next tick tries again.
+        """Wait out a full disk, a limit of open files, and a place of the log that the disk does
+        not give back, until that counts as damage: what is derived stays in memory, and the next
+        tick tries again.
 
         Any other failure leaves files that cannot be trusted.
         """
         round_, self._round = self._round, None
         self._is_writing = False
-        if round_ is None or not (is_disk_full(error) or is_out_of_files(error)):
+        passes = is_disk_full(error) or is_out_of_files(error) or isinstance(error, UnreadableLog)
+        if round_ is None or not passes:
             self._on_failure(error)
             return
         if self.last_error is None:

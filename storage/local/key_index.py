@@ -15,7 +15,7 @@ trusted.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import PurePath
 from typing import Any
 
@@ -26,8 +26,9 @@ from crc32c import crc32c
 from storage.clock import Clock
 from storage.files import durable
 from storage.files.handles import Handles
+from storage.files.unreadable import FailingPages, Unreadable, read_derived, read_readable
 from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
-from storage.files.vfs import File, Vfs, is_disk_full
+from storage.files.vfs import File, Vfs, is_disk_full, is_unreadable
 from storage.formats import index_file, key_scan
 from storage.formats import record as records
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
@@ -47,11 +48,13 @@ log = structlog.get_logger()
 
 
 class DoubtfulIndex(Exception):
-    """An index file is not what was written: `rebuild` makes it again."""
+    """An index file is not what was written, or has pages that the disk does not give back:
+    `rebuild` makes it again.
+    """
 
-    def __init__(self, path: PurePath) -> None:
-        super().__init__(str(path))
-        self.path = path
+    def __init__(self, file: "IndexFile") -> None:
+        super().__init__(str(file.path))
+        self.file = file
 
 
 class KeyIndex:
@@ -85,19 +88,14 @@ class KeyIndex:
         self._entries = entries
         self._scratch = scratch
         self._files: tuple[IndexFile, ...] = ()
+        self._failing = FailingPages(clock, is_derived=True)
         self.rebuilt_files = 0
         names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
         for name in names:
-            file = IndexFile(
-                self._handles,
-                directory / name,
-                slots=slots,
-                entries=entries,
-                sums=self._load_sums(name),
-            )
-            if file.has_its_length:
+            file = self._open(directory / name, self._load_sums(name))
+            if file is not None and file.has_its_length:
                 self._files = (*self._files, file)
-            else:
+            elif file is not None:
                 file.close()
         # Files of other sizes (the settings have changed, or a broker had others), or without their
         # sums, are made again.
@@ -105,7 +103,8 @@ class KeyIndex:
             file.has_sums for file in self._files
         )
         if self._files:
-            self.is_whole &= self._files[-1].load()
+            newest = self._files[-1]
+            self.is_whole &= read_derived(vfs, newest.path, newest.load) or False
 
     @property
     def marks(self) -> dict[str, int]:
@@ -145,21 +144,22 @@ class KeyIndex:
         if self._files:
             self._sync(self._files[-1])
 
-    def rebuild(self, path: PurePath, log_: CommitLog) -> Iterator[None]:
+    def rebuild(self, old: "IndexFile", log_: CommitLog) -> Iterator[None]:
         """Make the file again from the records whose keys it has; a window of the log for each
         step.
         """
-        if path == self._files[-1].path:
-            self._roll()  # it grows no more
-        old = next((file for file in self._files if file.path == path), None)
-        if old is None or not old.has_sums:
+        if old not in self._files:
             return  # dropped, or made again, meanwhile
+        path = old.path
+        if old is self._files[-1]:
+            self._roll(of_whole=False)  # it grows no more
         begin, end = max(old.header.begin_offset, log_.first_offset), old.header.end_offset
         made = self._make(
             self._scratch / f"rebuilt-{path.name}", old.header._replace(used_slots=0, next_entry=1)
         )
         try:
-            for piece in log_walk.stated(log_.segments, begin, log_.written_end):
+            walked_end = begin if old.header.is_empty else log_.written_end
+            for piece in log_walk.stated(log_.segments, begin, walked_end):
                 kept = piece.record_offsets <= end
                 found = _keys(
                     piece.data, piece.offset, piece.record_offsets[kept], piece.record_bytes[kept]
@@ -183,6 +183,7 @@ class KeyIndex:
         made.path = path
         made.unload()
         made.trust()
+        self._failing.forget(path)
         self._files = tuple(made if file is old else file for file in self._files)
         self._vfs.sync_directory(self._directory)
         self.rebuilt_files += 1
@@ -250,12 +251,31 @@ class KeyIndex:
             newest.add(hashes[at:end], log_offsets[at:end], times_ms[at:end])
             at = end
 
-    def _roll(self) -> None:
+    def _open(self, path: PurePath, sums: IndexSums | None) -> "IndexFile | None":
+        """None if the disk does not give the file back."""
+        return read_derived(
+            self._vfs,
+            path,
+            lambda: IndexFile(
+                self._handles,
+                path,
+                self._failing,
+                slots=self._slots,
+                entries=self._entries,
+                sums=sums,
+            ),
+        )
+
+    def _roll(self, *, of_whole: bool = True) -> None:
+        """Begin a file. `of_whole` is False if the one before is made again from the log: until
+        then it stays as it is in memory.
+        """
         name = index_file.file_name(self._clock.wall_ms())
         inherited = Header(0, 0, 0, 0, 0, 1)
         last = self._files[-1] if self._files else None
         if last is not None:
-            self._sync(last)
+            if of_whole:
+                self._sync(last)
             end_ms, end_offset = last.header.end_stored_at_ms, last.header.end_offset
             inherited = Header(end_ms, end_ms, end_offset, end_offset, 0, 1)
             name = max(name, index_file.name_behind(last.path.name))
@@ -264,7 +284,7 @@ class KeyIndex:
             _sums_name(name), Snapshot((IndexSums.of_empty(inherited, self._slots).encode(),), {})
         )
         made = self._make(self._directory / name, inherited)
-        if last is not None:
+        if last is not None and of_whole:
             last.unload()  # not before: without space for the next file, it grows on
         self._files = (*self._files, made)
 
@@ -273,7 +293,14 @@ class KeyIndex:
         durable.make_sized(self._vfs, path, length, scratch=self._scratch)
         self._handles.forget(path)  # of a file that was not finished, and is replaced
         sums = IndexSums.of_empty(header, self._slots)
-        made = IndexFile(self._handles, path, slots=self._slots, entries=self._entries, sums=sums)
+        made = IndexFile(
+            self._handles,
+            path,
+            self._failing,
+            slots=self._slots,
+            entries=self._entries,
+            sums=sums,
+        )
         made.load()
         return made
 
@@ -292,13 +319,21 @@ class IndexFile:
     """One file; the newest one has its slots in memory."""
 
     def __init__(
-        self, handles: Handles, path: PurePath, *, slots: int, entries: int, sums: IndexSums | None
+        self,
+        handles: Handles,
+        path: PurePath,
+        failing: FailingPages,
+        *,
+        slots: int,
+        entries: int,
+        sums: IndexSums | None,
     ) -> None:
         """`sums`: of the state that the file is led back to; None where none are known, and what it
         says is not checked.
         """
         self.path = path
         self._handles = handles
+        self._failing = failing
         self._slots = slots
         self._entries = entries
         with self._use() as file:
@@ -367,7 +402,10 @@ class IndexFile:
             self._checked = self.sums
 
     def add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
-        """Entries that fit. Readers see them once the slots point at them."""
+        """Entries that fit. Readers see them once the slots point at them.
+
+        Raises DoubtfulIndex.
+        """
         newest = self._newest
         assert newest is not None
         if not len(hashes):
@@ -396,7 +434,7 @@ class IndexFile:
         raw = entries.tobytes()
         with self._use() as file:
             self._correct_slots(file)
-            self._unsynced.write(file, index_file.entry_at(self._slots, header.next_entry), raw)
+            self._write(file, index_file.entry_at(self._slots, header.next_entry), raw)
             if self._unsynced.kept_bytes > MOST_KEPT_BYTES:  # a start makes all files again
                 self._unsynced.sync(file)
         self.sums.add_entries(header.next_entry, raw)
@@ -414,13 +452,13 @@ class IndexFile:
 
     def sync(self) -> None:
         """Durable on return; the sums are for the caller to save. Raises OSError: it can be called
-        again.
+        again; DoubtfulIndex.
         """
         with self._use() as file:
             self._unsynced.sync(file)
             self._write_slots(file)
             self._unsynced.sync(file)
-            self._unsynced.write(file, 0, index_file.encode_header(self.header))
+            self._write(file, 0, index_file.encode_header(self.header))
             self._unsynced.sync(file)
         self.sums.header = self.header
 
@@ -463,7 +501,7 @@ class IndexFile:
             index_file.slot_at(first), min(BLOCK_SLOTS, self._slots - first) * SLOT.itemsize
         )
         if not self._checked.slots_match(first // BLOCK_SLOTS, raw):
-            raise DoubtfulIndex(self.path)
+            raise DoubtfulIndex(self)
         at = (slot - first) * SLOT.itemsize
         return int.from_bytes(raw[at : at + SLOT.itemsize], "big", signed=True)
 
@@ -474,14 +512,33 @@ class IndexFile:
         block, first, count = checked.block_of(number)
         raw = self._read(index_file.entry_at(self._slots, first), count * ENTRY.itemsize)
         if not checked.entries_match(block, raw):
-            raise DoubtfulIndex(self.path)
+            raise DoubtfulIndex(self)
         at = (number - first) * ENTRY.itemsize
         return raw[at : at + ENTRY.itemsize]
 
     def _read(self, at: int, length: int) -> bytes:
+        """Raises DoubtfulIndex if the disk does not give it back for good, Unreadable until then:
+        to make a file again takes long.
+        """
         # each time: a search may stop anywhere for as long as its caller likes
         with self._use() as file:
-            return file.read(at, length)
+            data, failure = read_readable(file, at, length)
+            if failure is None:
+                self._failing.note_read(self.path, at, at + length)
+                return data
+            failed_at = at + len(data)
+            if not self._failing.counts_as_damage(file, self.path, failed_at):
+                raise Unreadable(failure, self.path, failed_at)
+        raise DoubtfulIndex(self)
+
+    def _write(self, file: File, at: int, data: bytes) -> None:
+        """Raises DoubtfulIndex if a page that the data begin or end in cannot be read."""
+        try:
+            self._unsynced.write(file, at, data)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            raise DoubtfulIndex(self) from error
 
     def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
         """Take out of the chains what the header does not count.
@@ -506,11 +563,12 @@ class IndexFile:
                 newest[slot] = number
             self._dirty[ahead // BLOCK_SLOTS] = True
             self._has_stray_slots = True
-            try:
-                self._correct_slots(file)
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
+            with suppress(DoubtfulIndex):
+                try:
+                    self._correct_slots(file)
+                except OSError as error:
+                    if not is_disk_full(error):
+                        raise
 
     def _correct_slots(self, file: File) -> None:
         """Write those on disk that point past what the header counts; durable on return."""
@@ -530,7 +588,7 @@ class IndexFile:
                 min((int(run[-1]) + 1) * BLOCK_SLOTS, self._slots),
             )
             raw = self._newest[begin:end].astype(SLOT).tobytes()
-            self._unsynced.write(file, index_file.slot_at(begin), raw)
+            self._write(file, index_file.slot_at(begin), raw)
             step = BLOCK_SLOTS * SLOT.itemsize
             for at in range(0, len(raw), step):
                 self.sums.slots[begin // BLOCK_SLOTS + at // step] = crc32c(raw[at : at + step])

@@ -76,7 +76,7 @@ class KeyLookup:
             try:
                 return await self._find(wanted, max_messages, max_bytes)
             except DoubtfulIndex as doubt:
-                await self._repairs.run(partial(self._index.rebuild, doubt.path, self._log))
+                await self._repairs.run(partial(self._index.rebuild, doubt.file, self._log))
 
     async def _find(
         self, wanted: Wanted, max_messages: int, max_bytes: int | None

@@ -107,11 +107,19 @@ class QueueCheck:
             pass
         return self._doubt(queue, queue_offset)
 
-    def is_confirmed(self, queue: ConsumeQueue, queue_offset: int, count: int) -> bool:
-        """Are the tags of these entries those of their records? Any thread."""
+    def is_confirmed(
+        self, queue: ConsumeQueue, queue_offset: int, entries: Sequence[queue_entry.Fields]
+    ) -> bool:
+        """Are the tags of these entries those of their records? Any thread.
+
+        Not of entries of zeros, which a file has since a page of it could not be read.
+        """
         confirmed = self._confirmed.get(queue.id)
         end = queue_offset if confirmed is None else confirmed.end_of(queue_offset)
-        return max(end, queue_offset) >= min(queue_offset + count, queue.trusted_from)
+        needed_end = min(queue_offset + len(entries), queue.trusted_from)
+        return max(end, queue_offset) >= needed_end and all(
+            record_bytes for _, record_bytes, _ in entries
+        )
 
     def confirmed(
         self, queue: ConsumeQueue, queue_offset: int, entries: list[QueueEntry]
@@ -119,7 +127,7 @@ class QueueCheck:
         """Those of the entries, from the first on, that may be passed over by their tags, at least
         one. Raises as `record`.
         """
-        if self.is_confirmed(queue, queue_offset, len(entries)):
+        if self.is_confirmed(queue, queue_offset, entries):
             return entries
         entries = entries[:_CONFIRMED_AT_ONCE]
         good = 0
@@ -161,6 +169,7 @@ class QueueCheck:
                 return
             is_found = False
             if queue_offset < queue.recent_from:
+                self._files.replace_unreadable(queue.id, queue_offset)
                 begin = self._place_before(queue, queue_offset)
                 yield
                 for found in self._rebuild(queue, queue_offset, begin):

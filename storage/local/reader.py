@@ -275,9 +275,7 @@ class Reader:
         begin = page.next_offset
         at_once = min(_RECORDS_AT_ONCE if page.wants_all else _ENTRIES_AT_ONCE, end - begin)
         entries = self._files.entries_now(queue, begin, at_once)
-        if not entries or not (
-            page.wants_all or self._check.is_confirmed(queue, begin, len(entries))
-        ):
+        if not entries or not (page.wants_all or self._check.is_confirmed(queue, begin, entries)):
             return False
         end = begin + len(entries)  # of what is looked at here
         offsets: Sequence[int] = range(begin, end)

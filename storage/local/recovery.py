@@ -18,6 +18,7 @@ import msgspec
 from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segment, Segments
+from storage.files.unreadable import Unreadable
 from storage.files.vfs import is_disk_full
 from storage.formats import record as records
 from storage.formats import scan, unit
@@ -27,7 +28,7 @@ from storage.local import broker_census, log_walk
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.data_directory import DataDirectory
-from storage.local.key_index import KeyIndex
+from storage.local.key_index import DoubtfulIndex, KeyIndex
 from storage.local.replay import Replay
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.stop_watch import StopWatch
@@ -149,8 +150,8 @@ def recover(
     `is_replica`: its units come from another machine. They have the epoch of that, and how far its
     disk was: of the disk here the checkpoint alone says it.
 
-    Raises CorruptRecord where an operator must look, and Unreadable, of a place anywhere in what is
-    read: its bytes are not known, so nothing is cut.
+    Raises CorruptRecord where an operator must look, and UnreadableLog, of a place anywhere in what
+    is read: its bytes are not known, so nothing is cut.
     """
     watch = StopWatch(clock)
     slot = checkpoint.slot
@@ -186,7 +187,7 @@ def recover(
 
     walk = _walk(segments, begin, feed, progress, epoch=0)
     if snapshot is None:
-        _restore_emptied(queue_files, queues, segments.first_offset)
+        _restore_emptied(queue_files, queues, segments.first_offset, is_ours=slot is not None)
     watch.note("walk")
     was_clean = was_closed and walk.end == synced_offset
     behind = _Behind([] if was_clean else segments, walk.end, walk.epoch)
@@ -281,7 +282,7 @@ class _Epochs:
 
 
 class _Indexing:
-    """Feeds the key index while the disk has space for it.
+    """Feeds the key index while the disk has space for it and takes it.
 
     The deriver goes on later from where that ended.
     """
@@ -297,6 +298,8 @@ class _Indexing:
         if self.stopped_at is None:
             try:
                 self.key_count += self._key_index.feed(window, window_offset, found)
+            except DoubtfulIndex:
+                self.stopped_at = self._end
             except OSError as error:
                 if not is_disk_full(error):
                     raise
@@ -393,9 +396,12 @@ def _load_queues(
         queue = QueueId(topic, number)
         try:
             if snapshot.log_begin != log_begin:
-                first = files.first_stored_at(queue, OffsetRange(first, end), log_begin)
+                found = files.first_stored_at(queue, OffsetRange(first, end), log_begin)
+                if found is None:
+                    return None
+                first = found
             bounds = OffsetRange(first, end)
-        except (FileNotFoundError, IndexError):
+        except (FileNotFoundError, Unreadable):
             return None
         if bounds.end > bounds.first and not _is_borne_out(
             files, queue, bounds, snapshot.log_offset
@@ -409,7 +415,9 @@ def _load_queues(
     return snapshot
 
 
-def _restore_emptied(files: QueueFiles, queues: ConsumeQueues, log_begin: int) -> None:
+def _restore_emptied(
+    files: QueueFiles, queues: ConsumeQueues, log_begin: int, *, is_ours: bool
+) -> None:
     """Queues whose messages have all expired go on where their files end.
 
     The log of a broker has nothing that would say it, and its consumers' offsets are beyond that.
@@ -418,20 +426,25 @@ def _restore_emptied(files: QueueFiles, queues: ConsumeQueues, log_begin: int) -
     deleted = dict(queues.deleted)
     if log_begin:
         for queue, end in files.emptied(log_begin):
-            if queue not in deleted:
+            if isinstance(end, Unreadable):
+                if not is_ours:
+                    raise end
+            elif queue not in deleted:
                 queues.found(queue, end)
 
 
 def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_offset: int) -> bool:
     for queue_offset in (bounds.first, bounds.end - 1):
         try:
-            entries = files.read(queue, queue_offset, 1)
+            entry = files.stored_entry(queue, queue_offset)
         except FileNotFoundError:
             return False
+        except Unreadable:
+            continue  # a reader has it made again
         if (
-            not entries
-            or entries[0].record_bytes <= 0
-            or entries[0].physical_offset + entries[0].record_bytes > log_offset
+            entry is None
+            or entry.record_bytes <= 0
+            or entry.physical_offset + entry.record_bytes > log_offset
         ):
             return False
     return True

@@ -14,7 +14,7 @@ from pathlib import PurePath
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.segments import Segment, Segments
-from storage.files.unreadable import Unreadable
+from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import Vfs
 from storage.formats import checkpoint, lost_note, names
 from storage.formats import record as records
@@ -82,7 +82,7 @@ class Repair:
             return [Finding(names.base_offset(error.path.name) or 0, str(error), error.repair)]
         try:
             return self._findings_of(segments)
-        except Unreadable as error:
+        except UnreadableLog as error:
             return [Finding(error.log_offset, str(error), replacing(error))]
         finally:
             segments.close()

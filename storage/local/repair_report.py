@@ -2,7 +2,7 @@
 
 import msgspec
 
-from storage.files.unreadable import Unreadable
+from storage.files.unreadable import UnreadableLog
 from storage.formats import names, properties
 from storage.formats.lost_note import LostRange
 from storage.formats.record import Record
@@ -24,7 +24,7 @@ class Finding(msgspec.Struct, frozen=True):
     repair: str
 
 
-def replacing(unreadable: Unreadable) -> str:
+def replacing(unreadable: UnreadableLog) -> str:
     """The repair of a segment that the disk does not give back as a whole."""
     return f"--replace-unreadable {unreadable.path.name}"
 

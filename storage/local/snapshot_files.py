@@ -5,6 +5,7 @@ yet. A start discards it: other events will take the places of those that were l
 """
 
 from storage.files import durable
+from storage.files.unreadable import read_derived
 from storage.formats import snapshot_file
 from storage.local.data_directory import DataDirectory
 from storage.store import Snapshot
@@ -42,6 +43,7 @@ class SnapshotFiles:
         self._directory.vfs.sync_directory(self._directory.snapshots)
 
     def load(self, name: str) -> Snapshot | None:
-        raw = durable.read_whole(self._directory.vfs, self._directory.snapshots / name)
+        vfs, path = self._directory.vfs, self._directory.snapshots / name
+        raw = read_derived(vfs, path, lambda: durable.read_whole(vfs, path))
         found = None if raw is None else snapshot_file.decode(raw)
         return None if found is None else Snapshot((found.data,), found.positions)

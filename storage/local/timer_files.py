@@ -14,6 +14,7 @@ import numpy as np
 
 from storage.errors import CorruptRecord
 from storage.files import durable
+from storage.files.unreadable import read_readable
 from storage.files.vfs import Vfs
 from storage.formats import names, timer_file
 from storage.formats.timer_file import BLOCK_BYTES, BLOCK_ENTRIES, DamagedTimers, Entries, Key
@@ -37,7 +38,10 @@ class TimerFile:
 
     def blocks(self, first: int, count: int) -> Entries:
         """The entries of these blocks. Raises CorruptRecord."""
-        raw = self._file.read(first * BLOCK_BYTES, count * BLOCK_BYTES)
+        raw, failure = read_readable(self._file, first * BLOCK_BYTES, count * BLOCK_BYTES)
+        if failure is not None:
+            reason = f"unreadable: {failure.strerror}"
+            raise CorruptRecord(self.path, first * BLOCK_BYTES + len(raw), reason)
         try:
             return timer_file.decode(raw, self.number, first)
         except DamagedTimers as damage:

@@ -78,9 +78,13 @@ def disk_of(files: Files) -> SimulatedDisk:
     return disk
 
 
-def answers(files: Files) -> list[Answers]:
-    """Of a life on these files, and of one after it."""
+def answers(files: Files, unreadable: Iterable[PurePath] = ()) -> list[Answers]:
+    """Of a life on these files, and of one after it; `unreadable`: those that the disk does not
+    give back.
+    """
     disk = disk_of(files)
+    for path in unreadable:
+        disk.fail_reads(path, 0, len(files[path]))
     found = []
     for number, ask in enumerate((_ask, _ask_again)):
         with World(disk, 10 + number, wall_ms=WALL_MS + HOUR_MS * number) as world:

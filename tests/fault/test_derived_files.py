@@ -1,4 +1,4 @@
-"""C22: bits of derived files, turned over.
+"""C22: bits of derived files, turned over, and files that the disk does not give back.
 
 Nothing is lost, hidden, doubled or reordered, and no request fails.
 
@@ -95,3 +95,25 @@ def test_no_bit_of_the_key_index_or_of_a_file_of_delays_changes_any_answer(files
 def test_no_bit_of_a_snapshot_or_of_the_checkpoint_changes_any_answer(files, sound, kind):
     for flips in any_byte(files, kind, 1_000 if FULL else 4):  # a checksum covers each as a whole
         assert not differences(sound, answers(flipped(files, flips))), flips
+
+
+@pytest.mark.parametrize(
+    "kind", ["consumequeue", "timers", "config", "snapshots", "checkpoint", "lock"]
+)
+def test_no_file_that_the_disk_does_not_give_back_changes_any_answer_or_refuses_a_start(
+    files, sound, kind
+):
+    unreadable = [path for path in files if kind in path.parts]
+    assert unreadable
+    assert not differences(sound, answers(files, unreadable))
+
+
+def test_nothing_derived_that_the_disk_does_not_give_back_changes_any_answer(files, sound):
+    unreadable = [*derived_files(files)]
+    assert not differences(sound, answers(files, unreadable))
+
+
+def test_each_file_alone_that_the_disk_does_not_give_back_refuses_no_start(files, sound):
+    newest_index = of_kind(files, "index")[-1]
+    for path in (*of_kind(files, "snapshots"), newest_index):
+        assert not differences(sound, answers(files, [path])), path

@@ -12,14 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import EIO, ENOSPC
+from errno import EAGAIN, EIO, ENOSPC
 from pathlib import Path
 from typing import Any
 
 from cli.main import main
 from tests.support.server import Server
 
-CALLS = ("fdatasync", "fsync", "pread", "pwrite", "posix_fallocate")
+CALLS = ("fdatasync", "fsync", "pread", "preadv", "pwrite", "posix_fallocate")
 _REPOSITORY = Path(__file__).parents[2]
 
 
@@ -36,8 +36,11 @@ class Disk:
         self._write(calls=[call], file=file, errno=EIO, once=True)
 
     def fail_reads(self, file: str, begin: int, end: int) -> None:
-        """From now on each read of these bytes of such a file fails with EIO."""
-        self._write(calls=["pread"], file=file, errno=EIO, once=False, begin=begin, end=end)
+        """From now on each read of these bytes of such a file fails with EIO, and the page cache
+        does not have them.
+        """
+        calls = ["pread", "preadv"]
+        self._write(calls=calls, file=file, errno=EIO, once=False, begin=begin, end=end)
 
     def heal(self) -> None:
         self.plan.unlink()
@@ -115,12 +118,15 @@ def _failing(name: str, plan: Path) -> Callable[..., Any]:
             if name == "pwrite" and wanted.get("only_zeros") and any(arguments[0]):
                 return call(fd, *arguments)
             if "begin" in wanted:
-                length, offset = arguments
+                length, offset = arguments[:2]
+                if name == "preadv":
+                    length = sum(map(len, length))
                 if offset + length <= wanted["begin"] or wanted["end"] <= offset:
                     return call(fd, *arguments)
             if wanted["once"]:
                 plan.unlink()
-            raise OSError(wanted["errno"], os.strerror(wanted["errno"]))
+            number = EAGAIN if name == "preadv" else wanted["errno"]
+            raise OSError(number, os.strerror(number))
         return call(fd, *arguments)
 
     return look_first

@@ -1,0 +1,341 @@
+"""Derived files with sectors that the disk does not give back, while the store runs and as it
+starts: nothing is hidden, nothing ends, and a new file takes their place.
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from storage.files.faulty import FaultyVfs, Plan
+from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
+from storage.files.unreadable import Unreadable
+from storage.formats import index_file
+from storage.formats.names import file_name
+from storage.formats.queue_entry import ENTRY_BYTES, tag_hash
+from storage.local.local_store import LocalMessageStore
+from storage.local.options import LocalStoreOptions
+from storage.message import QueueId
+from tests.support.builders import message
+from tests.support.simulation import ROOT, World
+
+OPTIONS = LocalStoreOptions(
+    segment_bytes=1 << 18,
+    prepare_ahead_bytes=1 << 16,
+    queue_file_entries=2_000,
+    index_slots=2_000,
+    index_file_entries=2_000,
+)
+QUEUE = QueueId("orders", 0)
+QUEUE_FILE = ROOT / "consumequeue" / "orders" / "0" / file_name(0)
+COUNT = 1_300  # with id and key: two index files
+IN_PAGE = BLOCK_BYTES // ENTRY_BYTES
+TAGS = ("paid", "open")
+
+Life = Callable[[World, LocalMessageStore], Coroutine[Any, Any, None]]
+
+
+async def send(store: LocalMessageStore, begin: int, end: int) -> None:
+    for first in range(begin, end, 50):
+        numbers = range(first, min(first + 50, end))
+        await store.append(
+            [message(message_id=f"m{n}", tag=TAGS[n % 2], key=f"key-{n}") for n in numbers]
+        )
+
+
+async def all_is_read(store: LocalMessageStore, count: int) -> None:
+    """By tag, in order, as a block, each alone."""
+    for tag in TAGS:
+        at, tagged = 0, []
+        while at < count:
+            found = await store.read_tagged(
+                QUEUE,
+                at,
+                tag_codes={tag_hash(tag)},
+                max_scanned=1_000,
+                max_messages=1_000,
+                max_bytes=1 << 20,
+            )
+            tagged += [one.queue_offset for one in found.messages]
+            at = found.next_offset
+        assert tagged == list(range(TAGS.index(tag), count, 2)), tag
+    await blocks_are_right(store, count)
+    at = 0
+    while at < count:
+        page = await store.read(QUEUE, at, max_messages=100, max_bytes=1 << 20)
+        assert [one.queue_offset for one in page] == list(range(at, min(at + 100, count)))
+        at += len(page)
+    places = [(QUEUE, at) for at in range(count - 1, -1, -7)]
+    each = await store.read_each(places, max_bytes=1 << 20)
+    assert [one.message_id for one in each] == [f"m{at}" for _, at in places]
+
+
+async def blocks_are_right(store: LocalMessageStore, count: int) -> None:
+    """Each has the records of its messages, unless the reader has to find them."""
+    for at in range(0, count, 100):
+        wanted = min(100, count - at)
+        block = store.block_now(QUEUE, at, count=wanted, max_bytes=1 << 20)
+        scanned = await store.read_records(
+            QUEUE, at, tag_codes=None, max_scanned=wanted, max_messages=wanted, max_bytes=1 << 20
+        )
+        expected = [one.data for one in scanned.records]
+        assert len(expected) == wanted
+        assert block is None or block.data == b"".join(expected)
+
+
+async def found_by_key(store: LocalMessageStore, number: int) -> list[int]:
+    found = await store.find_messages(f"key-{number}", topics=["orders"], max_messages=2)
+    return [one.queue_offset for one in found]
+
+
+def life(
+    disk: SimulatedDisk, question: Life, number: int, plan: Plan | None = None
+) -> SimulatedDisk:
+    """In order: opened, asked, closed, without a failure; the disk behind it."""
+    with World(disk, number) as world:
+        if plan is not None:
+            world.vfs = FaultyVfs(disk, plan)
+
+        async def main() -> None:
+            store = await world.open_store(OPTIONS)
+            await question(world, store)
+            await store.aclose()
+
+        world.call(main())
+        assert not world.failures
+    return world.disk.after_kill()
+
+
+def filled(question: Life | None = None) -> SimulatedDisk:
+    async def fill(world: World, store: LocalMessageStore) -> None:
+        await store.create_topic("orders", queue_count=1)
+        await send(store, 0, COUNT)
+        if question is not None:
+            await rounds()
+            await question(world, store)
+
+    return life(SimulatedDisk(), fill, 1)
+
+
+async def pause(seconds: float) -> None:
+    """Let virtual time pass."""
+    await asyncio.sleep(seconds)
+
+
+async def rounds() -> None:
+    """Let what is derived be written."""
+    await pause(30)
+
+
+def index_files(disk: SimulatedDisk) -> list[PurePath]:
+    return [ROOT / "index" / name for name in disk.list_directory(ROOT / "index")]
+
+
+@pytest.mark.parametrize("first", [0, IN_PAGE, COUNT - IN_PAGE], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("when", ["before the start", "while it runs"])
+def test_entries_that_the_disk_does_not_give_back_are_made_again_in_a_new_file(when, first):
+    at = first * ENTRY_BYTES
+
+    async def read(world: World, store: LocalMessageStore) -> None:
+        if when == "while it runs":
+            await all_is_read(store, COUNT)
+            world.disk.fail_reads(QUEUE_FILE, at, at + 1)
+        await all_is_read(store, COUNT)
+        assert 0 < store.status().rebuilt_entries <= 2 * IN_PAGE
+        assert store.recovery.replayed_records == 0, "no start reads the log again for it"
+
+    async def read_again(world: World, store: LocalMessageStore) -> None:
+        await all_is_read(store, COUNT)
+        assert store.status().rebuilt_entries == 0
+
+    disk = filled()
+    if when == "before the start":
+        disk.fail_reads(QUEUE_FILE, at, at + 1)
+    with capture_logs() as logs:
+        disk = life(disk, read, 2)
+    assert [one["file"] for one in logs if one["event"] == "queue_file_replaced"] == [
+        str(QUEUE_FILE)
+    ]
+    life(disk, read_again, 3)
+
+
+def test_entries_are_written_on_though_the_disk_does_not_give_back_the_page_before_them():
+    end = COUNT + 700
+
+    async def send_on(world: World, store: LocalMessageStore) -> None:
+        world.disk.fail_reads(QUEUE_FILE, COUNT * ENTRY_BYTES, COUNT * ENTRY_BYTES + 1)
+        await send(store, COUNT, end)
+        await rounds()
+        await blocks_are_right(store, end)
+        await all_is_read(store, end)
+
+    async def read_again(world: World, store: LocalMessageStore) -> None:
+        await all_is_read(store, end)
+        assert store.status().rebuilt_entries == 0
+
+    life(filled(send_on), read_again, 2)
+
+
+def test_entries_that_the_disk_gives_back_a_moment_later_are_not_made_again():
+    async def read(world: World, store: LocalMessageStore) -> None:
+        world.disk.fail_reads(QUEUE_FILE, 0, 1)
+        hung = store._reader._repairs.run
+
+        async def heal(begin: Any) -> None:
+            world.disk.heal_reads(QUEUE_FILE)
+            await hung(begin)
+
+        store._reader._repairs.run = heal
+        await all_is_read(store, COUNT)
+        assert store.status().rebuilt_entries == 0
+
+    life(filled(), read, 2)
+
+
+@pytest.mark.parametrize("folder", ["consumequeue", "index"])
+def test_a_file_whose_new_one_is_not_given_back_either_is_not_made_again_without_end(folder):
+    is_failing, made = False, []
+
+    def plan(call: str, path: PurePath) -> None:
+        is_made = path.parent.name == "making"
+        if call == "rename" and folder in path.parts and is_failing:
+            made.append(path)
+        if is_failing and call == "read" and folder in path.parts and not is_made:
+            raise OSError(errno.EIO, "Input/output error")
+
+    async def ask(store: LocalMessageStore) -> object:
+        if folder == "index":
+            return await found_by_key(store, 0)
+        return await store.read(QUEUE, 0, max_messages=1, max_bytes=1)
+
+    async def look(world: World, store: LocalMessageStore) -> None:
+        nonlocal is_failing
+        is_failing = True
+        for _ in range(130):
+            with pytest.raises(Unreadable):
+                await ask(store)
+            await pause(1)
+        assert len(made) == (2 if folder == "index" else 130)
+        is_failing = False
+        await all_is_read(store, COUNT)
+        assert await found_by_key(store, 0) == [0]
+
+    life(filled(), look, 2, plan)
+
+
+@pytest.mark.parametrize("number", [0, COUNT - 1], ids=["old", "newest"])
+def test_an_index_file_is_made_again_once_the_disk_has_not_given_it_back_for_a_minute(number):
+    async def look(world: World, store: LocalMessageStore) -> None:
+        path = index_files(world.disk)[0 if number == 0 else -1]
+        end = index_file.file_bytes(OPTIONS.index_slots, OPTIONS.index_file_entries)
+        world.disk.fail_reads(path, 0, end)
+        refusals: list[str] = []
+        while world.clock.monotonic_ms() < 200_000:
+            try:
+                assert await found_by_key(store, number) == [number]
+                break
+            except Unreadable as error:
+                refusals.append(str(error))
+                await pause(1)
+        assert 60 <= len(refusals) <= 62
+        assert str(path) in refusals[0]
+        assert "log offset" not in refusals[0]
+        assert store.status().rebuilt_index_files == 1
+        for n in range(0, COUNT, 13):
+            assert await found_by_key(store, n) == [n]
+
+    async def look_again(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.replayed_records == 0
+        for n in range(0, COUNT, 13):
+            assert await found_by_key(store, n) == [n]
+        assert store.status().rebuilt_index_files == 0
+
+    life(life(filled(), look, 2), look_again, 3)
+
+
+@pytest.mark.parametrize("part", ["the header", "the slots", "the entries"])
+def test_keys_are_written_on_though_the_disk_does_not_give_back_a_part_of_the_file(part):
+    end = COUNT + 300
+
+    async def send_on(world: World, store: LocalMessageStore) -> None:
+        path = index_files(world.disk)[-1]
+        slots = OPTIONS.index_slots
+        begin, until = {
+            "the header": (0, index_file.HEADER_BYTES),
+            "the slots": (index_file.slot_at(0), index_file.slot_at(slots)),
+            "the entries": (
+                index_file.entry_at(slots, 1),
+                index_file.file_bytes(slots, OPTIONS.index_file_entries),
+            ),
+        }[part]
+        world.disk.fail_reads(path, begin, until)
+        await send(store, COUNT, end)
+        await rounds()
+        assert store.status().rebuilt_index_files == 1
+        for n in range(0, end, 13):
+            assert await found_by_key(store, n) == [n]
+
+    async def look_again(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.replayed_records == 0
+        for n in range(0, end, 13):
+            assert await found_by_key(store, n) == [n]
+
+    life(filled(send_on), look_again, 2)
+
+
+def test_a_start_asks_a_failing_disk_again_before_it_reads_the_log_instead_of_a_snapshot():
+    disk = filled()
+    path = ROOT / "snapshots" / "consume_queues"
+    disk.fail_reads(path, 0, 1)
+    disk.on_pause = lambda: disk.heal_reads(path)
+
+    async def question(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.replayed_records == 0
+
+    life(disk, question, 2)
+
+
+def test_a_start_makes_again_what_a_snapshot_had_that_the_disk_does_not_give_back_and_says_so():
+    disk = filled()
+    path = ROOT / "snapshots" / "consume_queues"
+    disk.fail_reads(path, 0, 1)
+
+    async def question(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.snapshot_offset is None
+        await all_is_read(store, COUNT)
+
+    async def question_again(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.snapshot_offset is not None
+
+    with capture_logs() as logs:
+        disk = life(disk, question, 2)
+    (said,) = [one for one in logs if one["event"] == "derived_file_unreadable"]
+    assert said["file"] == str(path)
+    assert "Input/output error" in said["error"]
+    life(disk, question_again, 3)
+
+
+@pytest.mark.parametrize("is_healed", [True, False])
+def test_keys_wait_for_a_place_of_the_log_that_the_disk_does_not_give_back_until_it_is_damage(
+    is_healed,
+):
+    async def send_on(world: World, store: LocalMessageStore) -> None:
+        (bad,) = await store.append([message(b"x" * 3 * BLOCK_BYTES, queue=QUEUE, key="bad")])
+        assert bad.log_offset is not None
+        begin = bad.log_offset // OPTIONS.segment_bytes * OPTIONS.segment_bytes
+        path, at = ROOT / "commitlog" / file_name(begin), bad.log_offset - begin + BLOCK_BYTES
+        world.disk.fail_reads(path, at, at + 1)
+        await pause(50)
+        assert store.status().derive_lag_ms > 40_000
+        if is_healed:
+            world.disk.heal_reads(path)
+        await pause(30)
+        assert store.status().derive_lag_ms == 0
+        await send(store, COUNT + 1, COUNT + 50)
+        assert await found_by_key(store, COUNT + 49) == [COUNT + 49]
+
+    filled(send_on)
