@@ -23,7 +23,7 @@ from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_fiel
 from app.registry.payload_schema import until_checked
 from app.services import Host, while_there
 from storage.errors import MessageTooLarge, MessagingError
-from storage.files.vfs import is_out_of_files
+from storage.files.vfs import is_out_of_files, is_unreadable
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -33,6 +33,10 @@ CLIENT_LEFT = 499  # for the metrics alone: there is no client to be answered
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 _FILE_PIECE_BYTES = 1 << 18
 _WITHOUT_BODY = (204, 304)
+_UNREADABLE = (
+    "The disk does not give back a part of the data that this needs. What it has not given back "
+    "for a minute counts as damaged, and the rest can be read."
+)
 
 log = structlog.get_logger()
 
@@ -259,6 +263,9 @@ def refusal_of(error: Exception, *, path: str, request_id: str) -> Refusal:
     if is_out_of_files(error):
         log.warning("too_many_open_files", request_id=request_id, path=path)
         return Refusal("overloaded", "as many files are open as may be")
+    if is_unreadable(error):
+        log.warning("data_unreadable", request_id=request_id, path=path, error=str(error))
+        return Refusal("overloaded", _UNREADABLE)
     log.error("request_failed", request_id=request_id, path=path, exc_info=error)
     return Refusal("internal_error")
 

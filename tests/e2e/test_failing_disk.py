@@ -214,6 +214,34 @@ def test_a_start_over_a_sector_that_cannot_be_read_names_it_and_what_helps(tmp_p
             assert [message["message_id"] for message in everything(api)] == sent
 
 
+def test_a_read_of_a_sector_that_cannot_be_read_is_tried_again_later_and_the_log_names_the_place(
+    tmp_path, disk
+):
+    with ServerOnDisk(tmp_path / "data", disk) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            sent = [ok(send_much(api), 201)["message_id"] for _ in range(10)]
+        server.terminate()
+        server.start()
+        name = f"{0:020d}"
+        disk.fail_reads(f"commitlog/{name}", 40_960, 45_056)
+        with server.client() as api:
+            for path in (
+                "/v1/topics/orders/queues/0/messages?offset=0&max_messages=10",
+                f"/v1/messages/{sent[4]}",
+            ):
+                problem = assert_problem(api.get(path), 503, "overloaded")
+                assert problem["detail"].startswith("The disk does not give back a part")
+                assert problem["retryable"] is True
+                assert problem["retry_after_ms"] == 1_000
+
+            disk.heal()
+
+            assert [message["message_id"] for message in everything(api)] == sent
+        lines = [line for line in server.log().splitlines() if "data_unreadable" in line]
+        assert "at byte 40960, log offset 40960" in json.loads(lines[0])["error"]
+
+
 @pytest.mark.parametrize("file", ["snapshots/consume_queues", "snapshots/key_index-", "checkpoint"])
 def test_a_start_over_a_derived_file_that_cannot_be_read_serves_everything(tmp_path, disk, file):
     with ServerOnDisk(tmp_path / "data", disk) as server:
