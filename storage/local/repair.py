@@ -24,7 +24,7 @@ from storage.local.checkpoint_file import CheckpointFile
 from storage.local.data_directory import DataDirectory
 from storage.local.known_queues import known_queues
 from storage.local.recovery import QUEUES_SNAPSHOT, decode_queues, known_of_a_log
-from storage.local.repair_folder import RepairFolder
+from storage.local.repair_folder import RepairFolder, finish_replacements
 from storage.local.repair_report import Done, Finding, RepairRefused, done, replacing
 from storage.local.replacement import lost_behind, replacement
 from storage.local.snapshot_files import SnapshotFiles
@@ -67,6 +67,11 @@ class Repair:
         self._progress = progress
         self._directory = DataDirectory(vfs, root, is_made=False)
         self._folder = RepairFolder(self._directory, folder)
+        try:
+            finish_replacements(vfs, root)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         self._directory.close()

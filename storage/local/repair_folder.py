@@ -6,12 +6,35 @@ A copy is durable before the change begins.
 from collections.abc import Iterator
 from pathlib import PurePath
 
+import structlog
+
 from storage.files import durable
 from storage.files.unreadable import page_of, read_readable
 from storage.files.vfs import PAGE_BYTES, Vfs
 from storage.local.data_directory import DataDirectory
 
 _COPY_BYTES = 4 << 20
+_PREFIX = "repair-"  # of the name of the folder
+_COMMIT_LOG = "commitlog"
+_REPLACEMENT = ".replacement"  # behind the name of a segment: the copy that takes its place
+
+log = structlog.get_logger()
+
+
+def finish_replacements(vfs: Vfs, root: PurePath) -> None:
+    """Put each copy that was made of a segment into its place, if the segment was moved away and
+    the process was killed then. Durable on return.
+    """
+    commit_log = root / _COMMIT_LOG
+    for folder in vfs.list_directory(root) if vfs.exists(commit_log) else ():
+        kept = root / folder / _COMMIT_LOG
+        if not folder.startswith(_PREFIX) or not vfs.exists(kept):
+            continue
+        for made in vfs.list_directory(kept):
+            name = made.removesuffix(_REPLACEMENT)
+            if name != made and vfs.exists(kept / name) and not vfs.exists(commit_log / name):
+                durable.name(vfs, kept / made, commit_log / name)
+                log.warning("segment_replaced", file=str(commit_log / name))
 
 
 class RepairFolder:
@@ -66,8 +89,10 @@ class RepairFolder:
         made = directory.making / path.name
         unreadable_bytes = _copy(self._vfs, path, made, leaves_out=True)
         if unreadable_bytes:
-            self.move(path)
-            durable.name(self._vfs, made, path)
+            target = self._target(path)
+            durable.name(self._vfs, made, target.with_name(path.name + _REPLACEMENT))
+            durable.name(self._vfs, path, target)
+            finish_replacements(self._vfs, self._root)
         else:
             self._vfs.remove(made)
         return unreadable_bytes

@@ -29,6 +29,7 @@ from storage.local.key_index import KeyIndex
 from storage.local.options import LocalStoreOptions
 from storage.local.queue_check import QueueCheck
 from storage.local.recovery import Progress, Recovered, recover
+from storage.local.repair_folder import finish_replacements
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.stop_watch import StopWatch
 from storage.local.timer_files import TimerFolder
@@ -59,6 +60,7 @@ class StoreFiles:
         self._open = ExitStack()  # each is closed, whatever the others raise; the locks last
         self._open.callback(self.directory.close)
         try:
+            finish_replacements(vfs, directory)
             self.segments = Segments(
                 vfs,
                 self.directory.commit_log,

@@ -4,7 +4,9 @@ offset is used again.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
+from itertools import count
 from pathlib import PurePosixPath
 from random import Random
 from typing import NamedTuple
@@ -122,9 +124,9 @@ def refused(disk: SimulatedDisk) -> str:
     return caught.value.repair
 
 
-def repaired(disk: SimulatedDisk, repair: str) -> Done:
+def repaired(disk: SimulatedDisk, repair: str, *, folder: str = "repair-1") -> Done:
     name, _, value = repair.removeprefix("--").partition(" ")
-    owner = Repair(disk, ROOT, folder="repair-1", now_ms=NOW_MS, segment_bytes=SEGMENT_BYTES)
+    owner = Repair(disk, ROOT, folder=folder, now_ms=NOW_MS, segment_bytes=SEGMENT_BYTES)
     try:
         method = getattr(owner, name.replace("-", "_"))
         return method(
@@ -385,6 +387,59 @@ def test_a_segment_that_cannot_be_read_as_a_whole_is_replaced_and_only_its_messa
     with pytest.raises(RepairRefused, match="can be read"):
         repaired(disk, f"--replace-unreadable {path.name}")
     assert disk.list_directory(ROOT / "making") == []
+
+
+@pytest.mark.parametrize("by", ["a start", "a repair", "the same repair"])
+@pytest.mark.parametrize("segment", [1, -1], ids=["in the middle", "the last"])
+def test_a_replacement_that_was_killed_at_any_time_is_finished_by_what_comes_next(
+    written, segment, by
+):
+    path = LOG / written.disk.list_directory(LOG)[segment]
+    repair = f"--replace-unreadable {path.name}"
+    outcomes = set()
+    for cut_after in count():
+        disk = deepcopy(written.disk)
+        lose_derived(disk)
+        killed(disk)
+        disk.fail_reads(path, 0, 1)
+        disk.cut_after = cut_after
+        try:
+            repaired(disk, repair)
+        except PowerCut:
+            is_over = False
+        else:
+            is_over = True
+        disk.cut_after = None
+        disk = disk.after_kill()
+        if by == "a start":
+            with World(disk.after_kill(), 1) as world, pytest.raises((CorruptRecord, Unreadable)):
+                world.call(world.open_store(OPTIONS))
+        elif by == "a repair":
+            findings(disk)
+        else:
+            with suppress(RepairRefused):
+                repaired(disk, repair, folder="repair-2")
+        is_replaced = not reads_fail(disk, path)
+        outcomes.add(is_replaced)
+        assert is_replaced or by != "the same repair"
+        assert len(disk.open(path).read(BLOCK_BYTES, SEGMENT_BYTES)) == SEGMENT_BYTES - BLOCK_BYTES
+        kept = [name for name in disk.list_directory(ROOT) if name.startswith("repair-")]
+        assert not is_replaced or any(
+            reads_fail(disk, ROOT / name / "commitlog" / path.name)
+            for name in kept
+            if disk.exists(ROOT / name / "commitlog" / path.name)
+        ), "the segment is kept as it is"
+        if is_over:
+            break
+    assert outcomes == ({True} if by == "the same repair" else {True, False})
+
+
+def reads_fail(disk: SimulatedDisk, path: PurePosixPath) -> bool:
+    try:
+        disk.open(path).read(0, 1)
+    except OSError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("where", ["last", "before another"])
