@@ -24,6 +24,7 @@ from storage.local.runner import Lane
 from storage.local.scrub_pass import ScrubPass, ScrubStep, Settled
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.verify import scope as scopes
+from storage.local.verify.filled import filled
 from storage.local.verify.index_pass import IndexMark
 from storage.local.verify.scope import CONSUME_QUEUES, FoundAt, Scope, SegmentFile
 from storage.store import Snapshot
@@ -99,6 +100,7 @@ class Scrub:
         self._safe_end = safe_end
         self._derived = derived
         self._failing = failing
+        self._failing_derived = FailingPages(clock, is_derived=True)
         self._state = _Kept(0, None, None, None, {})
         self._is_loaded = False
         self._steps: Generator[ScrubStep, None, None] | None = None
@@ -232,7 +234,7 @@ class Scrub:
 
     def _make(self) -> tuple[ScrubPass, int]:
         """The read lane's: what is left of the pass, and where it ends."""
-        queues = scopes.newest_queues(self._vfs, self._root)
+        queues = scopes.newest_queues(filled(self._vfs), self._root)
         position, end = self._state.position, self._state.end or 0
         if queues is not None:
             end = max(position, queues.log_offset)
@@ -250,6 +252,7 @@ class Scrub:
             end=end,
             mark=mark,
             counts_as_damage=self._failing.counts_as_damage,
+            derived_counts_as_damage=self._failing_derived.counts_as_damage,
         )
         return made, end
 

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from storage.clock import Clock
+from storage.local.verify.filled import filled
 from storage.local.verify.index_pass import IndexMark, IndexPass
 from storage.local.verify.log_pass import CountsAsDamage, LogWalk, Piece
 from storage.local.verify.queue_pass import QueuePass
@@ -48,6 +49,7 @@ class ScrubPass:
         end: int,
         mark: IndexMark | None,
         counts_as_damage: CountsAsDamage,
+        derived_counts_as_damage: CountsAsDamage,
     ) -> None:
         """`mark`: where a pass before this one ended in the key index, if it ended at `begin`.
 
@@ -64,6 +66,7 @@ class ScrubPass:
         )
         self._position = begin  # everything before was fed
         self._settled_ms = clock.monotonic_ms()
+        scope = scope._replace(vfs=filled(scope.vfs, derived_counts_as_damage))
         queues = scope.queues
         is_resumed = bool(scope.segments) and begin > scope.segments[0].begin
         self._queues = (

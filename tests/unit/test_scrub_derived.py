@@ -12,6 +12,7 @@ import pytest
 
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
+from storage.files.unreadable import Unreadable
 from storage.formats import index_file
 from storage.formats.names import file_name
 from storage.formats.queue_entry import ENTRY_BYTES
@@ -68,6 +69,23 @@ async def kept(store: LocalMessageStore) -> None:
     done = asyncio.get_running_loop().create_future()
     store._deriver.run_thorough(done.set_result)
     assert await done
+
+
+async def a_pass_that_fails(store: LocalMessageStore, seconds: int) -> int:
+    """Scrub each second until a pass has ended, at most so long; seconds since it could not read
+    for the first time.
+    """
+    failed_at = None
+    ended = store.scrub_status().last_ended_at_ms
+    for now in range(seconds):
+        try:
+            await store.scrub()
+        except Unreadable:
+            failed_at = now if failed_at is None else failed_at
+        if store.scrub_status().last_ended_at_ms != ended:
+            return 0 if failed_at is None else now - failed_at
+        await asyncio.sleep(1)
+    raise AssertionError("the pass does not end")
 
 
 async def a_pass(store: LocalMessageStore, *, seconds: float = 0.5) -> None:
@@ -434,3 +452,24 @@ def test_a_read_that_fails_ends_no_pass_and_it_continues_where_it_was(folder):
 
 async def _nothing_to_put_back(_: Mapping[QueueId, int]) -> None:
     return None
+
+
+@pytest.mark.parametrize("folder", ["consumequeue/orders/0", "index"])
+def test_a_derived_file_that_cannot_be_read_for_a_minute_is_a_finding_and_the_pass_ends(folder):
+    async def main(world):
+        store = await opened(world)
+        await fill(store, 0, 400)
+        await kept(store)
+        name = world.disk.list_directory(ROOT / folder)[0]
+        path = ROOT / folder / name
+        world.disk.fail_reads(path, 0, 1)
+
+        assert 60 <= await a_pass_that_fails(store, seconds=400) < 90
+
+        findings = store.scrub_status().findings
+        assert findings
+        assert {one.file for one in findings} == {f"{folder}/{name}"}
+        assert all(one.is_derived for one in findings)
+        await store.aclose()
+
+    in_world(main)

@@ -385,6 +385,53 @@ def test_a_sector_that_cannot_be_read_at_the_end_of_the_log_is_no_torn_tail(root
     ]
 
 
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_a_sector_behind_the_end_of_the_log_is_found_if_a_start_has_to_read_it(root, was_killed):
+    last = [
+        number for number in range(20) if segment(root, number).exists() and units(root, number)
+    ][-1]
+    end = units(root, last)[-1][1]
+    page = end - end % PAGE_BYTES + PAGE_BYTES
+    with segment(root, last).open("r+b") as file:
+        file.seek(page)
+        file.write(bytes(3 * PAGE_BYTES))  # prepared ahead of the writer
+    if was_killed:
+        (root / "abort").write_text("1 escrowmq")
+
+    found = verify(root, vfs=BadSectors(segment(root, last), page, page + 2 * PAGE_BYTES))
+
+    assert [(one.code, one.position) for one in found] == [("log_damaged", page)] * was_killed
+    for one in found:
+        assert (
+            one.found
+            == f"unreadable: Input/output error at log offset {one.place[11:].split(',')[0]}"
+        )
+        assert f"--replace-unreadable {segment(root, last).name}`" in one.remedy
+
+
+@pytest.mark.parametrize(
+    ("files", "codes"),
+    [
+        ("consumequeue/orders/0/*", {"queue_entry_differs", "queue_entry_beyond_end"}),
+        ("index/*", {"index_chain_broken", "index_slot_differs", "index_header_differs"}),
+        ("snapshots/*", {"snapshot_damaged"}),
+        ("timers/*", {"timer_file_damaged"}),
+        ("checkpoint", {"checkpoint_damaged"}),
+    ],
+)
+def test_a_derived_file_that_cannot_be_read_is_a_finding_and_the_others_are_compared(
+    root, files, codes
+):
+    paths = sorted(root.glob(files))
+    assert paths
+    for path in paths:
+        found = verify(root, vfs=BadSectors(path, 0, 1 << 30))
+        assert {one.code for one in found} & codes
+        assert all(one.is_derived for one in found)
+        name = path.relative_to(root).as_posix()
+        assert {one.file for one in found} <= {name, "snapshots/consume_queues"}
+
+
 @pytest.mark.parametrize("is_running", [False, True])
 def test_the_end_of_the_log_that_was_on_disk_and_is_zeros_now_is_damage(root, is_running):
     *_, last = sorted((root / "commitlog").iterdir())

@@ -74,6 +74,7 @@ class LogWalk:
         self._limit = scope.durable_end if end is None and scope.is_running else end
         self.at = begin  # all before was walked
         self._epoch = 0
+        self._failed_behind_end: set[PurePath] = set()  # segments with such a finding
 
     def pieces(self) -> Generator[Piece, None, None]:
         """Raises OSError."""
@@ -207,7 +208,10 @@ class LogWalk:
                 window, failure = self._read(
                     segment, file, at, self._window_bytes + records.END_OF_FILE_BYTES
                 )
-                yield Piece(name, 0, searched_bytes=max(len(window), PAGE_BYTES))
+                finding = None
+                if failure and damaged_from is None:
+                    finding = self._behind_end(segment, at + len(window), failure)
+                yield Piece(name, 0, searched_bytes=max(len(window), PAGE_BYTES), finding=finding)
                 if failure and not window:
                     at = segment.begin + page_of(at - segment.begin) + PAGE_BYTES
                     continue
@@ -269,6 +273,25 @@ class LogWalk:
             finally:
                 file.close()
         return False
+
+    def _behind_end(self, segment: SegmentFile, at: int, failure: str) -> Finding | None:
+        """A place behind the end of the log that a start reads, and is refused by; one for each
+        segment.
+        """
+        if self._scope.is_closed or segment.path in self._failed_behind_end:
+            return None
+        self._failed_behind_end.add(segment.path)
+        return Finding(
+            code="log_damaged",
+            file=self._scope.name(segment.path),
+            position=page_of(at - segment.begin),
+            place=f"log offset {at}, behind the end of the log",
+            found=f"unreadable: {failure}",
+            expected="zeros, or what the process left there that was killed",
+            is_derived=False,
+            remedy=f"`escrowmq store repair DIR --replace-unreadable {segment.path.name}`: before, "
+            "no start succeeds. Nothing that is known to have been on disk is lost.",
+        )
 
     def _gap(self, segment: SegmentFile) -> Piece:
         finding = Finding(

@@ -9,6 +9,7 @@ from pathlib import PurePath
 from storage.files.vfs import Vfs
 from storage.local.verify import scope as scopes
 from storage.local.verify import side_files
+from storage.local.verify.filled import filled
 from storage.local.verify.index_pass import IndexPass
 from storage.local.verify.log_pass import LogWalk, Piece
 from storage.local.verify.queue_pass import QueuePass
@@ -31,7 +32,8 @@ class StoreVerification:
 
         May block. Raises OSError.
         """
-        self._scope = scopes.look(vfs, root, is_running=is_running)
+        self._vfs = vfs
+        self._scope = scopes.look(filled(vfs), root, is_running=is_running)
         self._window_bytes = window_bytes
         self.total_bytes = _log_bytes(self._scope) + side_files.total_bytes(self._scope)
 
@@ -40,7 +42,8 @@ class StoreVerification:
         queues, index = QueuePass(self._scope), IndexPass(self._scope)
         self.total_bytes += index.total_bytes
         try:
-            for piece in LogWalk(self._scope, window_bytes=self._window_bytes).pieces():
+            of_log = self._scope._replace(vfs=self._vfs)
+            for piece in LogWalk(of_log, window_bytes=self._window_bytes).pieces():
                 yield _step_of(piece)
                 for name in queues.feed(piece):
                     yield VerifyStep(0, name)
