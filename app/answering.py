@@ -15,7 +15,7 @@ import structlog
 
 from app import codec
 from app.access import Access
-from app.body_budget import BodyShare
+from app.body_budget import UNCOUNTED_BYTES, BodyShare
 from app.exchange import Call, FileReply, Reply, RequestLimit, content_length
 from app.long_polls import Waiting
 from app.operations import Handler, Operation
@@ -206,6 +206,21 @@ def length_of(reply: Reply | FileReply) -> int:
     if isinstance(reply, FileReply):
         return os.fstat(reply.file.fileno()).st_size
     return sum(map(len, reply.body)) if isinstance(reply.body, list) else len(reply.body)
+
+
+def count(operation: Operation, incoming: Incoming, reply: Reply | FileReply) -> None:
+    """Count an answer that has been made: what it was made of is in memory no longer.
+
+    Raises NoRoom for one that only reads and has no room; what has been done is answered in any
+    case.
+    """
+    byte_count = length_of(reply) if isinstance(reply, Reply) else 0
+    if byte_count <= UNCOUNTED_BYTES:
+        incoming.share.hold(0)
+    elif operation.method == "GET":
+        incoming.share.fit(byte_count)
+    else:
+        incoming.share.hold(byte_count)
 
 
 def headers_of(reply: Reply | FileReply) -> Headers:

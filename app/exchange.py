@@ -124,6 +124,7 @@ class Call(NamedTuple):
         """The call without what its handler has read by now, so that a request that waits takes
         little memory.
         """
+        self.share.keep(0)
         return self._replace(body=b"", headers=_NOTHING, query=_NOTHING)
 
     def _json(self) -> bytes:
@@ -150,15 +151,13 @@ class Call(NamedTuple):
         self, messages: Iterable[StoredMessage], make: Callable[[], Any]
     ) -> "Reply":
         """200 with what `make` makes of these messages: on a thread, and in pieces, where they are
-        large.
+        large. Raises NoRoom.
         """
         byte_count = size_of(messages)
-        self.share.hold(byte_count)
+        self.share.fit(byte_count)
         if byte_count <= LOOP_BYTES:
             return reply(200, make())
-        pieces = await self.thread.run(byte_count, lambda: codec.encode_in_pieces(make()))
-        self.share.hold(sum(map(len, pieces)))
-        return Reply(200, pieces)
+        return Reply(200, await self.thread.run(byte_count, lambda: codec.encode_in_pieces(make())))
 
     async def answer_joined(
         self,
@@ -170,12 +169,10 @@ class Call(NamedTuple):
         """200 with what these parts are when joined; each takes a fraction of a millisecond to
         make.
 
-        `byte_count`: of what they are made from.
+        `byte_count`: of what they are made from, which has its room.
         """
-        self.share.hold(byte_count)
         if byte_count > _JOINED_BYTES:
             pieces = await self.thread.run(byte_count, lambda: codec.in_pieces(parts))
-            self.share.hold(sum(map(len, pieces)))
             return Reply(200, pieces, headers or {}, media_type)
         found = []
         for number, part in enumerate(parts):

@@ -163,6 +163,7 @@ class ServiceLifecycle:
             log.info("stopping")
         if self._services is not None:
             self._services.stopping.set()
+            self._services.long_polls.end_all()
         for component in reversed(self._components):
             try:
                 component.begin_stop()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from app.body_budget import BodyShare
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.message import QueueId
@@ -149,6 +150,21 @@ class LongPolls:
         store.call_on_arrival(queue, offset, waiting.wake)
         waiting.undo = partial(store.forget_call, queue)
         return waiting
+
+    def wait_for_room(
+        self, share: BodyShare, byte_count: int, until_ms: int, again: Again
+    ) -> Waiting:
+        """The wait of a request whose answer has no room now: to be suspended."""
+        waiting = Waiting(self, until_ms, again)
+        share.call_when_room(byte_count, waiting.wake)
+        waiting.undo = share.forget_call
+        return waiting
+
+    def end_all(self) -> None:
+        """The service stops: no wait goes on."""
+        for waiting in list(self._ends):
+            if waiting.resume is not None:
+                waiting.end()
 
     # ----------------------------------------------------------------------------------------- what
     # becomes of a `Waiting`

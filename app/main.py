@@ -267,7 +267,9 @@ def http_server(app: FastAPI) -> HttpServer:
             return lane.answer(asked)
         return asgi.answer(app, request, can_cut=settings.testing.enabled)
 
-    http = HttpServer(settings.http, app.state.connections, answer, take=lane.take_bytes)
+    http = HttpServer(
+        settings.http, app.state.connections, answer, take=lane.take_bytes, bodies=lane.bodies
+    )
     parts = HotParts(
         lifecycle.get_services,
         lane.bodies,

@@ -250,7 +250,7 @@ class Metrics:
         """Show the bytes of request bodies under way."""
         held = Gauge(
             "escrowmq_request_body_bytes",
-            "Bytes of request bodies and of answers with messages under way",
+            "Bytes of request bodies and of large answers under way",
             registry=self.registry,
         )
         held.set_function(used_bytes)

@@ -92,6 +92,7 @@ class ReplicaReads:
     def begin_stop(self) -> None:
         """Answer every long poll now."""
         self.is_stopping = True
+        self.long_polls.end_all()
         store = self._follower.readable
         if store is not None:
             store.stop_waiting()

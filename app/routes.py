@@ -179,6 +179,7 @@ async def _answer(
     reply = await answering.until_answered(
         incoming, await answering.answer(operation, host, incoming, parts)
     )
+    answering.count(operation, incoming, reply)
     status = 200 if isinstance(reply, FileReply) else reply.status
     await send(
         {"type": "http.response.start", "status": status, "headers": answering.headers_of(reply)}
@@ -190,6 +191,7 @@ async def _answer(
     async for piece in answering.pieces_of(reply):
         left -= len(piece)
         await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+        incoming.share.hold_rest(left)
 
 
 async def _answer_lines(

@@ -10,6 +10,7 @@ just been opened goes on with them as soon as it is known.
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from delivery.groups import GroupRules
@@ -17,7 +18,7 @@ from delivery.leases import receipt_handle
 from delivery.leases.attempts import Attempt
 from delivery.leases.group import GroupLeases
 from delivery.leases.journal import LeaseJournal
-from delivery.receive.receive import LeasedMessage, Receiver, Request
+from delivery.receive.receive import LeasedMessage, Receiver, Request, Room
 from storage.identifiers import Random
 
 _PREFIX = "\x01stream "
@@ -109,7 +110,12 @@ class Stream:
         self.names.update(lost)
 
     async def take(
-        self, rules: GroupRules, *, max_bytes: int, at_most: int | None = None
+        self,
+        rules: GroupRules,
+        *,
+        max_bytes: int,
+        at_most: int | None = None,
+        memory: Room | None = None,
     ) -> list[LeasedMessage]:
         """Lease the messages that there is room for now; none where there is nothing, or no room.
 
@@ -125,13 +131,16 @@ class Stream:
                 room = self._room()
         room = room if at_most is None else min(room, at_most)
         if self._pending:
-            return [self._pending.popleft() for _ in range(min(room, len(self._pending)))]
+            count = min(room, len(self._pending))
+            if memory is not None:
+                memory.fit([one.found for one in islice(self._pending, count)])
+            return [self._pending.popleft() for _ in range(count)]
         if not room:
             return []
         name = self._streams.new_name(self.group)
         self.names.add(name)
         found = await self._streams.receiver.receive(
-            self.group, rules, self._request(room, name, max_bytes)
+            self.group, rules, self._request(room, name, max_bytes)._replace(room=memory)
         )
         noted = self._leases().attempts.find(name)
         if noted is None:

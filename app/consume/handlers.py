@@ -1,6 +1,6 @@
 """Consuming under leases. Handlers over plain values; any lane may call them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import NamedTuple
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from app import codec
+from app.body_budget import BodyShare, NoRoom
 from app.consume.schemas import (
     AckInput,
     DeadLetterInput,
@@ -74,11 +75,27 @@ async def receive(
         lease_ms=rules.lease_ms if given.lease_ms is UNSET else given.lease_ms,
         worker=given.worker or None,
         attempt_id=given.attempt_id or None,
+        room=AnswerRoom(call.share),
     )
     deadline_ms = services.clock.monotonic_ms() + given.wait_ms
     return await _look(
         _Receive(services, call, group, request, given.payload, given.format, deadline_ms)
     )
+
+
+class AnswerRoom:
+    """Room for leased messages in the share of a request, as `delivery.receive.receive.Room`."""
+
+    __slots__ = ("_share",)
+
+    def __init__(self, share: BodyShare) -> None:
+        self._share = share
+
+    def reserve(self, byte_count: int) -> int:
+        return self._share.reserve(byte_count)
+
+    def fit(self, found: Sequence[Found]) -> None:
+        self._share.fit(sum(map(size_of_found, found)))
 
 
 class _Receive(NamedTuple):
@@ -101,10 +118,21 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     services.consumer_groups.check_not_pushed(group)
     if not rules.subscriptions:
         raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
-    room = request._replace(max_bytes=call.share.reserve(request.max_bytes))
-    found = await services.delivery.receive(group, rules, room)
+    try:
+        found = await services.delivery.receive(group, rules, request)
+    except NoRoom as full:
+        if services.is_stopping or services.clock.monotonic_ms() >= deadline_ms:
+            raise
+        again = partial(_look, asked._replace(call=call.during_wait()))
+        waiting = services.long_polls.wait_for_room(call.share, full.byte_count, deadline_ms, again)
+
+        def undo(wake: Callable[[], None]) -> None:
+            call.share.forget_call(wake)
+            services.delivery.end_wait(group, wake)  # there are messages, for other consumers
+
+        waiting.undo = undo
+        return waiting
     byte_count = sum([size_of_found(one.found) for one in found])
-    call.share.hold(byte_count)
     if not found and not services.is_stopping and services.clock.monotonic_ms() < deadline_ms:
         waiting = services.long_polls.wait(
             deadline_ms, partial(_look, asked._replace(call=call.during_wait()))

@@ -123,7 +123,12 @@ class HotReceives:
     def __init__(self, parts: HotParts) -> None:
         self._parts = parts
         self._turn = HotTurn[_TakenReceive](
-            parts, "receiveMessages", self._note, let_go=_take_back, tells_pressure=False
+            parts,
+            "receiveMessages",
+            self._note,
+            let_go=_take_back,
+            tells_pressure=False,
+            answer_bytes_of=lambda taken: len(taken.messages),
         )
 
     def take(self, asked: Asked, connection: Held, data: bytes, body_at: int) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator
 
 from msgspec import UNSET
 
-from app.consume.handlers import check_text, json_of_received, size_of_found
+from app.body_budget import NoRoom
+from app.consume.handlers import AnswerRoom, check_text, json_of_received, size_of_found
 from app.consume.schemas import StreamQuery
 from app.exchange import Call, pieces_of
 from app.operations import WRITING, Events, operation
@@ -81,7 +82,9 @@ async def _events(
         try:
             rules = services.consumer_groups.get(group).rules
             services.consumer_groups.check_not_pushed(group)
-            found = await open_stream.take(rules, max_bytes=call.share.reserve(_MAX_BYTES))
+            found = await open_stream.take(
+                rules, max_bytes=_MAX_BYTES, memory=AnswerRoom(call.share)
+            )
             found_bytes = sum(size_of_found(one.found) for one in found)
             for one in found:
                 event = _message(one, query)
@@ -93,11 +96,33 @@ async def _events(
                 services.metrics.messages_out.inc(len(found))
             elif not await open_stream.wait(rules, timeout_ms=services.keep_alive_ms, ended=ended):
                 yield b": keep-alive\n\n"
+        except NoRoom as full:
+            if not await _has_room(services, call, full.byte_count, ended):
+                yield b": keep-alive\n\n"
         except MessagingError as error:
             yield closing_event(error)
             return
     if services.is_stopping:
         yield closing_event(Refusal("shutting_down"))
+
+
+async def _has_room(services: Services, call: Call, byte_count: int, ended: asyncio.Event) -> bool:
+    """Wait until messages of so many bytes may have room, or `ended` is set; False: neither came
+    for as long as a connection may be silent.
+    """
+    woken = asyncio.Event()
+    call.share.call_when_room(byte_count, woken.set)
+    waits = [asyncio.ensure_future(one.wait()) for one in (woken, ended)]
+    try:
+        done, _ = await asyncio.wait(
+            waits, timeout=services.keep_alive_ms / 1_000, return_when=asyncio.FIRST_COMPLETED
+        )
+        return bool(done)
+    finally:
+        for one in waits:
+            one.cancel()
+        if not woken.is_set() or ended.is_set():
+            call.share.forget_call(woken.set)
 
 
 async def _until_ended(services: Services, call: Call, ended: asyncio.Event) -> None:

@@ -200,7 +200,7 @@ async def get_payload(reading: Reading, call: Call, message_id: str) -> Reply:
     call.share.reserve(MAX_BODY_BYTES)
     message, _ = await _found(reading, call, message_id)
     body = (await _opened(message)).body
-    call.share.hold(len(body))
+    call.share.fit(len(body))
     content_type = message.system.get(properties.CONTENT_TYPE, _BYTES)
     headers = {
         "Accept-Ranges": "bytes",

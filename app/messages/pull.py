@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from app import codec
+from app.body_budget import NoRoom
 from app.exchange import JSON, Call, Reply
 from app.long_polls import Waiting
 from app.messages import frames
@@ -111,7 +112,13 @@ async def _look(pull: _Pull, at: int) -> Reply | Waiting:
     """
     reading, call, queue, query, wanted, media_type, offset, deadline_ms = pull
     shows_bodies = media_type == JSON and query.payload != "omit"
-    found, at = await _read(reading, call, queue, at, query, wanted, shows_bodies=shows_bodies)
+    try:
+        found, at = await _read(reading, call, queue, at, query, wanted, shows_bodies=shows_bodies)
+    except NoRoom as full:
+        if reading.is_stopping or reading.clock.monotonic_ms() >= deadline_ms:
+            raise
+        again = partial(_look, pull._replace(call=call.during_wait()), at)
+        return reading.long_polls.wait_for_room(call.share, full.byte_count, deadline_ms, again)
     if not found and not reading.is_stopping and reading.clock.monotonic_ms() < deadline_ms:
         again = partial(_look, pull._replace(call=call.during_wait()), at)
         return reading.long_polls.wait_for_arrival(reading.store, queue, at, deadline_ms, again)
@@ -180,7 +187,7 @@ async def _read(
     *,
     shows_bodies: bool,
 ) -> tuple[list[StoredRecord], int]:
-    """(records, the offset behind what was looked at). Raises Refusal record_corrupt.
+    """(records, the offset behind what was looked at). Raises Refusal record_corrupt, NoRoom.
 
     `shows_bodies`: compressed ones are decompressed.
     """
@@ -205,5 +212,5 @@ async def _read(
         if len(shown) < len(found):
             at = found[len(shown)].queue_offset
         found = shown
-    call.share.hold(sum([len(record.data) for record in found]))
+    call.share.fit(sum([len(record.data) for record in found]))
     return found, at

@@ -162,7 +162,7 @@ class _Stream:
                         await self._take_lines(splitter.feed(b""))
                     splitter.check()
                     coming_bytes = max(0, len(chunk) - start - _SPLIT_BYTES)
-                    self._call.share.hold(self._open_bytes + splitter.held_bytes + coming_bytes)
+                    self._call.share.keep(self._open_bytes + splitter.held_bytes + coming_bytes)
                     # many lines are blank, it may be, and have waited for nothing
                     await asyncio.sleep(0)
             await self._take_lines(splitter.end())

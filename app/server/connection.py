@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 
 from app import codec
 from app.answering import REQUEST_ID, request_id_of
+from app.body_budget import BodyBudget
 from app.connections import Connections
 from app.exchange import headers_by_name, takes_a_stream
 from app.problems import MEDIA_TYPE, Refusal, document
@@ -56,15 +57,17 @@ class HttpServer:
         answer: Answering,
         *,
         take: HotTake = lambda connection, data: False,
+        bodies: BodyBudget | None = None,
     ) -> None:
         """`answer`: answers one request. `take`: is asked first, about what arrives on a connection
         that has no request in progress; where it takes the data, it answers by
-        `Connection.answer_held`.
+        `Connection.answer_held`. `bodies`: counts the answers that clients leave unread.
         """
         self.options = options
         self.counted = connections
         self.answer = answer
         self.take = take
+        self.bodies = bodies or BodyBudget(options.max_bodies_bytes)
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.kept_bytes = 0  # of requests that have not begun
@@ -118,6 +121,7 @@ class Connection(asyncio.Protocol):
         # what the deadline becomes when what has arrived is read; 0: none
         self._timeout_ms: int | None = None
         self._unread: asyncio.TimerHandle | None = None
+        self._unread_bytes = 0  # of answers that the client has not taken, where they are many
         # Of the head and the body that are being received:
         self._target = b""
         self._headers: Headers = []
@@ -577,10 +581,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
-        self._watch(self._transport.get_write_buffer_size())
+        unread_bytes = self._transport.get_write_buffer_size()
+        self._count_unread(unread_bytes)
+        self._watch(unread_bytes)
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
+        self._count_unread(0)
         self._watch_no_more()
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
@@ -591,6 +598,10 @@ class Connection(asyncio.Protocol):
             if self._writable is None or self._writable.done():
                 self._writable = self.server.loop.create_future()
             await self._writable
+
+    def _count_unread(self, byte_count: int) -> None:
+        change, self._unread_bytes = byte_count - self._unread_bytes, byte_count
+        self.server.bodies.change_answers(change)
 
     def _watch(self, unread_bytes: int) -> None:
         self._watch_no_more()

@@ -131,10 +131,12 @@ class HotTurn(Generic[T]):
         let_go: Callable[[list[T]], None] = lambda taken: None,
         tells_pressure: bool,
         max_bytes: int = _MAX_BYTES,
+        answer_bytes_of: Callable[[T], int] | None = None,
     ) -> None:
         """`do`: does what was taken, and answers by `answer` or `refuse`; the time is when the
         first of it was taken. Where it raises at once, it has done nothing, and `let_go` gives back
         what was held. `tells_pressure`: of the operation. `max_bytes`: of a request that is taken.
+        `answer_bytes_of`: bytes of the answer that it has with it.
         """
         self._parts = parts
         self._operation_id = operation_id
@@ -142,6 +144,7 @@ class HotTurn(Generic[T]):
         self._let_go = let_go
         self._tells_pressure = tells_pressure
         self._max_bytes = max_bytes
+        self._answer_bytes_of = answer_bytes_of
         self._newest: list[T] = []  # those that the next one joins
         self._newest_bytes = 0
         self._count = 0
@@ -152,10 +155,8 @@ class HotTurn(Generic[T]):
 
     def has_room(self, data: bytes) -> bool:
         """May a request be taken, as far as its length is concerned?"""
-        bodies, byte_count = self._parts.bodies, len(data)
-        return (
-            byte_count <= self._max_bytes and bodies.used_bytes + byte_count <= bodies.limit_bytes
-        )
+        byte_count = len(data)
+        return byte_count <= self._max_bytes and self._parts.bodies.takes(byte_count)
 
     def add(self, services: Services, taken: T) -> None:
         """It is done at the end of this turn, never before this returns: its connection is not held
@@ -165,7 +166,9 @@ class HotTurn(Generic[T]):
         if not self._newest or self._newest_bytes + byte_count > _MAX_TURN_BYTES:
             self._newest, self._newest_bytes = [], 0
             services.store.before_write(partial(self._end, services, self._newest, perf_counter()))
-        self._parts.bodies.used_bytes += byte_count
+        self._parts.bodies.body_bytes += byte_count
+        if self._answer_bytes_of is not None:
+            self._parts.bodies.change_answers(self._answer_bytes_of(taken))
         self._newest_bytes += byte_count
         self._newest.append(taken)
         self._count += 1
@@ -281,4 +284,6 @@ class HotTurn(Generic[T]):
             self._parts.metrics.requests.note(self._operation_id, status, perf_counter() - begun)
 
     def _release(self, taken: Sequence[T]) -> None:
-        self._parts.bodies.used_bytes -= sum([len(one.data) for one in taken])
+        self._parts.bodies.release_bodies(sum([len(one.data) for one in taken]))
+        if self._answer_bytes_of is not None:
+            self._parts.bodies.change_answers(-sum(map(self._answer_bytes_of, taken)))

@@ -237,15 +237,17 @@ class OperationLane:
                 self._learn(asked)
                 asked.begin_wait(reply)
                 return
+            answering.count(operation, asked, reply)
             status = 200 if isinstance(reply, FileReply) else reply.status
-            await _send(request, headers, request_id, status, answering.headers_of(reply), reply)
+            own = answering.headers_of(reply)
+            await _send(request, headers, request_id, status, own, reply, asked.share)
             self._learn(asked)
         except ClientGone:
             status = answering.CLIENT_LEFT
         except Exception as error:
             if request.has_begun:
                 raise
-            status = await _refuse(error, request, headers, request_id)
+            status = await _refuse(error, asked, request_id)
         finally:
             if not request.is_suspended:
                 self.end(asked, status)
@@ -407,16 +409,16 @@ class OperationRequest:
             pass
 
 
-async def _refuse(
-    error: Exception, request: Request, given: Mapping[str, str], request_id: str
-) -> int:
+async def _refuse(error: Exception, asked: OperationRequest, request_id: str) -> int:
     """Tell the client of an error. The status. In a frame of its own, as in `app/middleware.py`."""
+    request = asked.request
     path = request.raw_path.decode("ascii")
     refusal = answering.refusal_of(error, path=path, request_id=request_id)
     drop_frames(error)
     status = refusal.kind.status
     headers, body = answering.problem_of(refusal, path=path, request_id=request_id)
-    await _send(request, given, request_id, status, headers, Reply(status, body))
+    reply = Reply(status, body)
+    await _send(request, asked.headers, request_id, status, headers, reply, asked.share)
     return status
 
 
@@ -427,10 +429,11 @@ async def _send(
     status: int,
     headers: Headers,
     reply: Reply | FileReply,
+    share: BodyShare,
 ) -> None:
     """Send an answer, compressed where the client takes that and it is worth it.
 
-    `given`: the request's headers.
+    `given`: the request's headers. `share`: of its memory; what was written is the connection's.
     """
     named = (b"request-id", request_id.encode("ascii"))
     if takes_gzip(given) and may_be_worth_it(headers):
@@ -450,6 +453,7 @@ async def _send(
         async for piece in answering.pieces_of(reply):
             left -= len(piece)
             await out({"type": "http.response.body", "body": piece, "more_body": left > 0})
+            share.hold_rest(left)
         return
     # the next request waits until this answer is taken, so that unread ones do not fill the memory
     await request.drain()
@@ -466,3 +470,4 @@ async def _send(
             return
         left -= len(piece)
         request.write(piece, has_more=left > 0)
+        share.hold_rest(left)

@@ -7,9 +7,9 @@ count of attempts goes back, none is lost.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -31,6 +31,16 @@ from storage.message import Durability, QueueId, StoredMessage
 from storage.opening import opened_to_show
 
 
+class Room(Protocol):
+    """Memory for what a receive answers with."""
+
+    def reserve(self, byte_count: int) -> int:
+        """Reserve so many bytes, or fewer, before messages are read. Raises MessagingError."""
+
+    def fit(self, found: Sequence[Found]) -> None:
+        """Raise MessagingError unless there is room for these messages; nothing is leased then."""
+
+
 class Request(NamedTuple):
     """`attempt_id`: the same one again is the same receive, as long as its leases last."""
 
@@ -40,6 +50,7 @@ class Request(NamedTuple):
     wait_ms: int = 0
     worker: str | None = None
     attempt_id: str | None = None
+    room: Room | None = None
 
 
 class LeasedMessage(msgspec.Struct, frozen=True, gc=False):
@@ -105,7 +116,10 @@ class Receiver:
             await self._ends.end_due(leases, rules)
         if request.attempt_id is None:
             return await self._grant(group, rules, request)
-        return await self._receive_once(leases, rules, request, request.attempt_id)
+        found = await self._receive_once(leases, rules, request, request.attempt_id)
+        if request.room is not None:  # what is given again was not chosen for it
+            request.room.fit([one.found for one in found])
+        return found
 
     async def again(self, group: str, attempt_id: str) -> list[LeasedMessage]:
         """The messages that an earlier receive of this attempt holds still, in the same leases."""
@@ -177,6 +191,8 @@ class Receiver:
                     raise GroupActive(f"members share the queues of group {group}")
                 claim = claims.enter_context(self._claim(group, request))
                 await self._selector.select(claim, rules)
+                if request.room is not None:
+                    request.room.fit([one.found for one in claim.messages])
             if not claim.messages and not claim.arrived:
                 return []
             event = claim.event(worker=request.worker, attempt_id=request.attempt_id)
@@ -192,13 +208,16 @@ class Receiver:
         return self._leased(claim.messages, claim.lease, claim.until_ms)
 
     def _claim(self, group: str, request: Request) -> Claim:
+        max_bytes = request.max_bytes
+        if request.room is not None:
+            max_bytes = request.room.reserve(max_bytes)
         return Claim(
             self._journal.table.group(group),
             self._journal.now(),
             lease=self._randomness.getrandbits(63) or 1,
             lease_ms=request.lease_ms,
             max_messages=request.max_messages,
-            max_bytes=request.max_bytes,
+            max_bytes=max_bytes,
             undone=lambda: self._waiters.wake(group),
         )
 

@@ -28,6 +28,8 @@ MIB = 1 << 20
 LISTS = b"[" + b"[]," * (codec.MAX_VALUES // 2) + b"[]]"
 TOO_MANY_VALUES = {"limited": "values", "limit": str(codec.MAX_VALUES)}
 BUDGET = 400_000
+LARGE = BUDGET - BUDGET // 16  # what large bodies may have
+ANSWERS = BUDGET * 3 // 4
 HALF = 250_000  # two of it do not fit
 
 
@@ -217,7 +219,7 @@ def test_bodies_beyond_the_common_budget_are_refused_until_there_is_room_again(t
         ok(api.post("/v1/topics/orders/messages/raw", content=body), 201)
 
 
-EIGHTH = BUDGET // 8  # what one answer may take of a budget that is free
+EIGHTH = ANSWERS // 8  # what one answer may take of a budget that is free
 
 
 def test_pages_of_messages_end_at_their_bytes_and_lead_to_all_of_them(tight):
@@ -297,10 +299,10 @@ def test_an_answer_with_messages_waits_for_its_share_of_the_common_budget(tight)
         ok(api.put("/v1/groups/holder", json={"topics": [{"topic": "held"}]}), 201)
         head = (
             "POST /v1/topics/held/messages/raw HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
-            f"{BUDGET + 1}\r\n\r\n"
+            f"{LARGE + 1}\r\n\r\n"
         )
-        filling.sendall(head.encode() + b"x" * BUDGET)
-        until(lambda: _held_bytes(tight) == BUDGET, "the budget is used up")
+        filling.sendall(head.encode() + b"x" * LARGE)
+        until(lambda: _held_bytes(tight) == LARGE, "the budget is used up")
         for path in (
             "/v1/topics/held/queues/0/messages",
             "/v1/messages?topic=held&key=k",
@@ -316,6 +318,30 @@ def test_an_answer_with_messages_waits_for_its_share_of_the_common_budget(tight)
         assert [
             one["payload"] for one in ok(api.post("/v1/groups/holder/receive"))["messages"]
         ] == ["x"], "nothing was leased"
+
+
+def test_small_bodies_and_decisions_have_room_when_large_bodies_have_taken_theirs(tight):
+    message = {"topic": "orders", "message": {"payload": "1"}}
+    with tight.client() as api, socket.create_connection(("127.0.0.1", tight.port)) as filling:
+        begun = [
+            ok(
+                api.post("/v1/transactions", json={"producer_group": "p", "messages": [message]}),
+                201,
+            )["transaction_id"]
+            for _ in range(2)
+        ]
+        length = f"Content-Length: {LARGE + 1}"
+        sent = request("POST", "/v1/topics/orders/messages/raw", length)
+        filling.sendall(sent + b"x" * LARGE)
+        until(lambda: _held_bytes(tight) == LARGE, "large bodies have taken theirs")
+
+        assert_problem(
+            api.post("/v1/topics/orders/messages/raw", content=b"x" * 5_000), 503, "overloaded"
+        )
+        ok(api.post("/v1/topics/orders/messages/raw", content=b"x" * 4_000), 201)
+        ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
+        ok(api.post(f"/v1/transactions/{begun[0]}/commit"))
+        ok(api.post(f"/v1/transactions/{begun[1]}/rollback"))
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])

@@ -226,11 +226,16 @@ def fates(do: Callable[[HotTurn[Taken], list[Taken]], None]) -> tuple[list[list[
         services = SimpleNamespace(store=store)
         parts = HotParts(lambda: services, bodies, Metrics(), list)
         turn = HotTurn[Taken](
-            parts, "sendMessage", lambda _, taken, begun: do(turn, taken), tells_pressure=False
+            parts,
+            "sendMessage",
+            lambda _, taken, begun: do(turn, taken),
+            tells_pressure=False,
+            answer_bytes_of=lambda taken: 100,
         )
         connections = [Connection() for _ in range(3)]
         for connection in connections:
             turn.add(services, Taken(connection, Asked(None, [], "/", 0), b"data"))
+        assert (bodies.body_bytes, bodies.answer_bytes) == (12, 300)
         await asyncio.sleep(0)
         assert len(turn) == 0
         return [connection.fate for connection in connections], bodies.used_bytes

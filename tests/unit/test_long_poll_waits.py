@@ -142,6 +142,21 @@ def test_a_wait_whose_time_is_up_goes_on_and_its_occasion_is_forgotten_first():
     on_a_loop(work, SystemClock())
 
 
+def test_when_the_service_stops_every_wait_is_over_once():
+    async def work(waits: Waits) -> None:
+        waiting = [waits.begin() for _ in range(3)]
+        waiting[1].wake()
+
+        waits.long_polls.end_all()
+        waits.long_polls.end_all()
+
+        await until(lambda: len(waits.resumed) == 3)
+        assert set(waits.resumed) == set(waiting)
+        assert waits.count == 0
+
+    on_a_loop(work)
+
+
 def test_what_was_woken_and_leaves_before_his_turn_gives_the_occasion_to_another():
     async def work(waits: Waits) -> None:
         waiting = [waits.begin() for _ in range(100)]

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
+from app.body_budget import BodyBudget
 from app.connections import Connections
 from app.server.asgi import answer
 from app.server.connection import Connection, HttpServer
+from app.server.request import Request
 from app.settings import HttpOptions
 from tests.support.http import reached
 
 ASKED = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 LAST = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+LONG = 300_000  # a write of so many pauses writing
 BODY = b"x" * 20_000  # several are fewer than those at which writing is paused
 
 
@@ -28,6 +31,10 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
         }
     )
     await send({"type": "http.response.body", "body": BODY})
+
+
+async def never(request: Request) -> None:
+    raise AssertionError("nothing is asked")
 
 
 def end_idle(connection: Connection) -> None:
@@ -65,5 +72,36 @@ def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_takes
                 )
             end(connection)
             await reached(lambda: len(counted) == 0, "the connection is lost")
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("end", [Connection.cut, None], ids=["is lost", "is read"])
+def test_an_answer_is_counted_as_memory_for_as_long_as_its_client_leaves_it_unread(end):
+    async def play() -> None:
+        bodies = BodyBudget(1 << 20)
+        server = HttpServer(HttpOptions(), Connections(8), never, bodies=bodies)
+        own, client = socket.socketpair()
+        with client:
+            for one in (own, client):
+                one.setblocking(False)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+            transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
+                server.connect, own
+            )
+            connection.answer_now(b"x" * LONG)
+
+            unread_bytes = transport.get_write_buffer_size()
+            assert LONG // 2 < unread_bytes < LONG
+            assert bodies.answer_bytes == unread_bytes
+
+            if end is None:
+                loop, left = asyncio.get_running_loop(), LONG
+                while left:
+                    left -= len(await loop.sock_recv(client, left))
+            else:
+                end(connection)
+            await reached(lambda: bodies.answer_bytes == 0, "its memory is given back")
+            transport.abort()
 
     asyncio.run(play())
