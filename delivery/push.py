@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from delivery.groups import GroupRules
+from delivery.push_memory import GroupMemory, NoMemory, PushMemory
 from delivery.receive.receive import LeasedMessage
 from delivery.service import Delivery
 from delivery.settle.reject import Rejection
@@ -31,6 +32,8 @@ _STORE_WAIT_MS = 1_000  # where the store takes nothing for now
 _SETTLE_MS = 10_000  # a lease lasts for so long after the last moment of a try
 _AT_ONCE = 16  # messages that are leased together
 _MAX_BYTES = 1 << 20  # of their bodies
+_MOST_BYTES = 64 << 20  # of the bodies of all that are under way
+_MEMORY_WAIT_MS = 200
 
 log = structlog.get_logger()
 
@@ -75,7 +78,7 @@ class PushClient(Protocol):
 class _Pushing:
     """The state of the push of one group."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, memory: GroupMemory) -> None:
         self.group = group
         self.changed = asyncio.Event()  # a try has ended, or the settings may be others
         self.under_way: set[asyncio.Task[Any]] = set()
@@ -83,6 +86,7 @@ class _Pushing:
         self.circuit = Circuit()
         self.paused_until_ms = 0  # as the endpoint asked for, on the monotonic clock
         self.is_paused = False  # it waits for the end of a pause
+        self.memory = memory
 
     def at(self, host: str) -> None:
         """The messages go there; what another host did does not count."""
@@ -110,14 +114,16 @@ class Pusher:
         *,
         rules_of: Callable[[str], GroupRules | None],
         most: int,
+        most_bytes: int = _MOST_BYTES,
     ) -> None:
-        """`most`: messages of all groups at once."""
+        """`most`, `most_bytes`: messages of all groups at once, and bytes of their bodies."""
         self._delivery = delivery
         self._client = client
         self._clock = clock
         self._rules_of = rules_of
         self._places = asyncio.Semaphore(most)
         self._free = most
+        self._memory = PushMemory(most_bytes)
         self._groups: dict[str, _Pushing] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_stopping = False
@@ -168,7 +174,7 @@ class Pusher:
             await asyncio.wait(tasks)
 
     def _begin(self, group: str) -> None:
-        pushing = self._groups[group] = _Pushing(group)
+        pushing = self._groups[group] = _Pushing(group, GroupMemory(self._memory))
         task = self._tasks[group] = asyncio.create_task(self._run(pushing), name=f"push-{group}")
 
         def ended(_: asyncio.Task[None]) -> None:
@@ -223,14 +229,22 @@ class Pusher:
         # an ordering key waits for the message before: one answer would have several of it
         places = await self._take_places(1 if rules.ordered else min(room, _AT_ONCE))
         found: list[LeasedMessage] = []
+        has_memory = True
         try:
-            found = await stream.take(rules, max_bytes=_MAX_BYTES, at_most=places)
+            found = await stream.take(
+                rules, max_bytes=_MAX_BYTES, at_most=places, memory=pushing.memory
+            )
+        except NoMemory:
+            has_memory = False
         finally:
+            pushing.memory.end_take([one.found for one in found])
             for _ in range(places - len(found)):
                 self._give_place()
         for one in found:
             self._start(pushing, route, one)
-        if not found:
+        if not has_memory:  # messages of others may be what ends next
+            await _wait(pushing.changed, _MEMORY_WAIT_MS)
+        elif not found:
             await stream.wait(rules, timeout_ms=_IDLE_MS, ended=pushing.changed)
 
     async def _take_places(self, wanted: int) -> int:
@@ -261,6 +275,7 @@ class Pusher:
 
         def ended(_: asyncio.Task[None]) -> None:
             self._give_place()
+            pushing.memory.release(one.found)
             pushing.under_way.discard(task)
             pushing.changed.set()
 

@@ -35,10 +35,12 @@ class Room(Protocol):
     """Memory for what a receive answers with."""
 
     def reserve(self, byte_count: int) -> int:
-        """Reserve so many bytes, or fewer, before messages are read. Raises MessagingError."""
+        """Reserve so many bytes, or fewer, before messages are read. Raises an error of its own."""
 
     def fit(self, found: Sequence[Found]) -> None:
-        """Raise MessagingError unless there is room for these messages; nothing is leased then."""
+        """Raise an error of its own unless there is room for these messages; nothing is leased
+        then.
+        """
 
 
 class Request(NamedTuple):

@@ -219,6 +219,23 @@ def test_no_more_messages_are_under_way_than_the_group_allows(billing):
     billing.wait_until_settled()
 
 
+def test_messages_under_way_take_a_part_of_the_memory_for_all_groups(billing):
+    billing.put(push={"concurrency": 100})
+    may_answer = threading.Event()
+    billing.receiver.answering = lambda _: TAKEN if may_answer.wait(30) else Said(status=500)
+    for _ in range(20):
+        billing.send("x" * 4_000_000)
+    # with one more, it would have more than the half of 64 MiB
+    billing.receiver.wait_under_way(8)
+    assert billing.lag()["messages_leased"] == 8
+
+    may_answer.set()
+    billing.receiver.wait_for(20)
+
+    assert billing.receiver.most_under_way == 8
+    billing.wait_until_settled()
+
+
 def test_messages_of_an_ordering_key_are_pushed_one_after_another_in_their_order(billing):
     billing.put(push={"concurrency": 8}, ordered=True, backoff_ms=[0])
     failed: set[str] = set()

@@ -1,0 +1,56 @@
+"""The memory of messages that are being pushed: what one group, and all of them, may have."""
+
+import pytest
+
+from delivery.push_memory import GroupMemory, NoMemory, PushMemory
+from storage.message import QueueId, StoredMessage
+
+LIMIT = 1_000
+
+
+def message(size: int) -> StoredMessage:
+    return StoredMessage(
+        queue=QueueId("orders", 0), message_id="msg_1", body=b"x" * size, born_at_ms=0,
+        stored_at_ms=0, queue_offset=0,
+    )  # fmt: skip
+
+
+def push(memory: GroupMemory, size: int) -> StoredMessage:
+    """A message that is being pushed."""
+    memory.reserve(10)
+    memory.fit([message(size)])
+    memory.end_take([message(size)])
+    return message(size)
+
+
+def test_a_group_has_no_more_than_it_leaves_free_and_another_has_room():
+    memory = PushMemory(LIMIT)
+    hanging, other = GroupMemory(memory), GroupMemory(memory)
+    for _ in range(5):
+        push(hanging, 100)
+
+    with pytest.raises(NoMemory):
+        push(hanging, 100)
+    hanging.end_take([])
+    assert memory.used_bytes == 500
+    one = push(other, 400)
+
+    other.release(one)
+    assert memory.used_bytes == 500
+
+
+def test_a_message_larger_than_the_limit_is_pushed_while_nothing_else_is():
+    memory = PushMemory(LIMIT)
+    one, other = GroupMemory(memory), GroupMemory(memory)
+    small = push(one, 1)
+
+    with pytest.raises(NoMemory):
+        push(other, 2 * LIMIT)
+    other.end_take([])
+    one.release(small)
+    large = push(other, 2 * LIMIT)
+
+    with pytest.raises(NoMemory):
+        push(one, 1)
+    other.release(large)
+    assert memory.used_bytes == 0
