@@ -38,7 +38,7 @@ class GroupMemory:
         self._take(reserved)
         return reserved
 
-    def fit(self, found: Sequence[Found]) -> None:
+    async def fit(self, found: Sequence[Found]) -> None:
         self._take(0)
         byte_count = sum(map(body_bytes_of, found))
         if byte_count > self._left_bytes() and self._memory.used_bytes:

@@ -133,7 +133,7 @@ class Stream:
         if self._pending:
             count = min(room, len(self._pending))
             if memory is not None:
-                memory.fit([one.found for one in islice(self._pending, count)])
+                await memory.fit([one.found for one in islice(self._pending, count)])
             return [self._pending.popleft() for _ in range(count)]
         if not room:
             return []

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from msgspec import UNSET, UnsetType
 
 from app import codec
-from app.body_budget import BodyShare, NoRoom
+from app.body_budget import NoRoom
+from app.body_thread import LOOP_BYTES
 from app.consume.schemas import (
     AckInput,
     DeadLetterInput,
@@ -21,7 +22,7 @@ from app.consume.schemas import (
     SettleResults,
 )
 from app.events.writing import write_structured
-from app.exchange import Call, Reply, reply, size_of
+from app.exchange import Call, Reply, pieces_of, reply, size_of
 from app.long_polls import Waiting
 from app.messages.payload import CONTROL
 from app.messages.view import message_view, parts_of_list
@@ -39,6 +40,8 @@ from storage.formats.stored_record import Found, StoredRecord
 
 _HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
 _PROBLEMS = ["group_not_found", "reserved_topic", "group_active", *WRITING]
+
+_WRITTEN_AS_SIX = bytes(range(0x20))  # bytes of a text that JSON writes as \u00XX
 
 REPLY_BY = properties.REPLY_BY.encode()
 
@@ -75,7 +78,7 @@ async def receive(
         lease_ms=rules.lease_ms if given.lease_ms is UNSET else given.lease_ms,
         worker=given.worker or None,
         attempt_id=given.attempt_id or None,
-        room=AnswerRoom(call.share),
+        room=AnswerRoom(call),
     )
     deadline_ms = services.clock.monotonic_ms() + given.wait_ms
     return await _look(
@@ -86,16 +89,21 @@ async def receive(
 class AnswerRoom:
     """Room for leased messages in the share of a request, as `delivery.receive.receive.Room`."""
 
-    __slots__ = ("_share",)
+    __slots__ = ("_share", "_thread")
 
-    def __init__(self, share: BodyShare) -> None:
-        self._share = share
+    def __init__(self, call: Call) -> None:
+        self._share = call.share
+        self._thread = call.thread
 
     def reserve(self, byte_count: int) -> int:
         return self._share.reserve(byte_count)
 
-    def fit(self, found: Sequence[Found]) -> None:
-        self._share.fit(sum(map(size_of_found, found)))
+    async def fit(self, found: Sequence[Found]) -> None:
+        byte_count = sum(map(size_of_found, found))
+        self._share.fit(byte_count)
+        if byte_count > LOOP_BYTES:
+            most_bytes = await self._thread.run(byte_count, lambda: sum(map(_most_bytes_of, found)))
+            self._share.fit(most_bytes)
 
 
 class _Receive(NamedTuple):
@@ -373,6 +381,18 @@ def begin_of_received(server_time: str) -> bytes:
 
 def size_of_found(found: Found) -> int:
     return len(found.data) if isinstance(found, StoredRecord) else size_of([found])
+
+
+def _most_bytes_of(found: Found) -> int:
+    """So many bytes at most are in the JSON of a message: a character of a text may be six, in
+    base64 three bytes are four.
+    """
+    data = found.data if isinstance(found, StoredRecord) else found.body
+    more_bytes = 0
+    for piece in pieces_of(data):
+        more_bytes += 5 * (len(piece) - len(piece.translate(None, _WRITTEN_AS_SIX)))
+        more_bytes += piece.count(b'"') + piece.count(b"\\")
+    return size_of_found(found) + max(more_bytes, len(data) // 3)
 
 
 def _end_of(one: LeasedMessage, record: StoredRecord) -> bytes:

@@ -82,9 +82,7 @@ async def _events(
         try:
             rules = services.consumer_groups.get(group).rules
             services.consumer_groups.check_not_pushed(group)
-            found = await open_stream.take(
-                rules, max_bytes=_MAX_BYTES, memory=AnswerRoom(call.share)
-            )
+            found = await open_stream.take(rules, max_bytes=_MAX_BYTES, memory=AnswerRoom(call))
             found_bytes = sum(size_of_found(one.found) for one in found)
             for one in found:
                 event = _message(one, query)

@@ -37,7 +37,7 @@ class Room(Protocol):
     def reserve(self, byte_count: int) -> int:
         """Reserve so many bytes, or fewer, before messages are read. Raises an error of its own."""
 
-    def fit(self, found: Sequence[Found]) -> None:
+    async def fit(self, found: Sequence[Found]) -> None:
         """Raise an error of its own unless there is room for these messages; nothing is leased
         then.
         """
@@ -118,10 +118,7 @@ class Receiver:
             await self._ends.end_due(leases, rules)
         if request.attempt_id is None:
             return await self._grant(group, rules, request)
-        found = await self._receive_once(leases, rules, request, request.attempt_id)
-        if request.room is not None:  # what is given again was not chosen for it
-            request.room.fit([one.found for one in found])
-        return found
+        return await self._receive_once(leases, rules, request, request.attempt_id)
 
     async def again(self, group: str, attempt_id: str) -> list[LeasedMessage]:
         """The messages that an earlier receive of this attempt holds still, in the same leases."""
@@ -135,6 +132,8 @@ class Receiver:
         while True:
             again = await self._again(leases, attempt_id)
             if again:
+                if request.room is not None:
+                    await request.room.fit([one.found for one in again])
                 return again
             granting = self._granting.get(name)
             if granting is None:
@@ -194,7 +193,7 @@ class Receiver:
                 claim = claims.enter_context(self._claim(group, request))
                 await self._selector.select(claim, rules)
                 if request.room is not None:
-                    request.room.fit([one.found for one in claim.messages])
+                    await request.room.fit([one.found for one in claim.messages])
             if not claim.messages and not claim.arrived:
                 return []
             event = claim.event(worker=request.worker, attempt_id=request.attempt_id)

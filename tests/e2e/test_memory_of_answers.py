@@ -73,12 +73,12 @@ def leased(api: httpx.Client, group: str) -> int:
     return int(ok(api.get(f"/v1/groups/{group}/lag"))["messages_leased"])
 
 
-def filled(api: httpx.Client, name: str, count: int, size: int = LARGE) -> None:
+def filled(api: httpx.Client, name: str, count: int, size: int = LARGE, byte: bytes = b"x") -> None:
     """A topic with so many large messages, and a group of the same name."""
     ok(api.put(f"/v1/topics/{name}", json=TOPIC), 201)
     ok(api.put(f"/v1/groups/{name}", json={"topics": [{"topic": name}]}), 201)
     for _ in range(count):
-        ok(api.post(f"/v1/topics/{name}/messages/raw", content=b"x" * size), 201)
+        ok(api.post(f"/v1/topics/{name}/messages/raw", content=byte * size), 201)
 
 
 def test_unread_answers_take_a_part_of_the_memory_and_requests_have_the_rest(server, api):
@@ -105,6 +105,19 @@ def test_unread_answers_take_a_part_of_the_memory_and_requests_have_the_rest(ser
         assert small["payload"] == "1", "what is small has room among answers, too"
 
     until(lambda: held_bytes(server) == 0, "the memory of the answers is given back")
+
+
+def test_a_receive_needs_room_for_its_json_however_long_that_is(server, api):
+    filled(api, "written", 6, size=3 * MIB, byte=b"\x01")
+    with ExitStack() as clients:
+        connections = [
+            clients.enter_context(asking(server, receiving("written"))) for _ in range(6)
+        ]
+        statuses = [status(one) for one in connections]
+
+        assert set(statuses) == {200, 503}
+        assert leased(api, "written") == statuses.count(200)
+        assert held_bytes(server) <= ANSWERS
 
 
 def test_a_receive_that_waits_is_answered_when_there_is_room(server, api):

@@ -1,5 +1,7 @@
 """The memory of messages that are being pushed: what one group, and all of them, may have."""
 
+import asyncio
+
 import pytest
 
 from delivery.push_memory import GroupMemory, NoMemory, PushMemory
@@ -18,7 +20,7 @@ def message(size: int) -> StoredMessage:
 def push(memory: GroupMemory, size: int) -> StoredMessage:
     """A message that is being pushed."""
     memory.reserve(10)
-    memory.fit([message(size)])
+    asyncio.run(memory.fit([message(size)]))
     memory.end_take([message(size)])
     return message(size)
 
