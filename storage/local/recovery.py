@@ -1,9 +1,9 @@
-"""After a start: what to trust. Decides by positions and checksums, never by time.
+"""Recovery at a start: finds the end of the log, by offsets and checksums, never by time.
 
-The log is walked from the newest snapshot of the consume queues to where its whole units end. What
-lies there, whether that is before the place up to which the log is known to have been on disk, and
-whether anything lies behind it, decide (`RECOVERY`). docs/durability.md tells the reasons row by
-row.
+The log is walked from the newest snapshot of the consume queues to the end of its whole units. A
+table (`RECOVERY`) decides whether the log ends there, is cut, or is refused: by the bytes at that
+offset, by whether the log is known to have been on disk beyond it, and by whether any bytes follow.
+docs/durability.md has the reason for each row.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ from storage.files.unreadable import Unreadable
 from storage.files.vfs import is_disk_full
 from storage.formats import record as records
 from storage.formats import scan, unit
-from storage.formats.checkpoint import Fields
+from storage.formats.checkpoint import Fields, Slot
 from storage.formats.epochs import EpochHistory
 from storage.local import broker_census, log_walk
 from storage.local.checkpoint_file import CheckpointFile
@@ -145,13 +145,13 @@ def recover(
     *,
     is_replica: bool,
 ) -> Recovered:
-    """Find the end of the log and give the queues back.
+    """Find the end of the log and restore the consume queues.
 
-    `is_replica`: its units come from another machine. They have the epoch of that, and how far its
-    disk was: of the disk here the checkpoint alone says it.
+    `is_replica`: the units come from another machine, and state its epoch and its disk; the disk
+    here is known from the checkpoint alone.
 
-    Raises CorruptRecord where an operator must look, and UnreadableLog, of a place anywhere in what
-    is read: its bytes are not known, so nothing is cut.
+    Raises CorruptRecord if an operator must look, and UnreadableLog if a part of the log that is
+    read here is unreadable: its bytes are unknown, so nothing is cut.
     """
     watch = StopWatch(clock)
     slot = checkpoint.slot
@@ -163,59 +163,34 @@ def recover(
     begin = snapshot.log_offset if snapshot is not None else segments.first_offset
     if snapshot is None:
         key_index.clear()  # what is fed from the beginning must not be taken for known
-    synced_offset = max(slot.synced_offset if slot is not None else 0, begin)
-    if synced_offset > segments.end_offset:
-        reason = f"the log was on disk up to {synced_offset}, it ends here"
-        repair = (
-            f"--cut-log-at {segments.end_offset}" if segments.end_offset else "--accept-beginning"
-        )
-        raise CorruptRecord(directory.commit_log, segments.end_offset, reason, repair=repair)
+    synced_offset = _checkpointed_end(directory, segments, slot, begin)
     watch.note("snapshot")
     if not was_closed:
         _see_the_disk(directory, segments, begin)
         watch.note("sync")
 
-    replay = Replay(queues, queue_files)
-    epochs = _Epochs((snapshot and snapshot.epochs) or (), begin)
-
-    indexing = _Indexing(key_index, begin)
-
-    def feed(window: bytes, window_offset: int, found: scan.Scan) -> None:
-        replay.feed(window, window_offset, found)
-        indexing.feed(window, window_offset, found)
-        epochs.feed(found)
-
-    walk = _walk(segments, begin, feed, progress, epoch=0)
+    derived = _Derived(queues, queue_files, key_index, snapshot, begin)
+    walk = _walk(segments, begin, derived.feed, progress, epoch=0)
     if snapshot is None:
         _restore_emptied(queue_files, queues, segments.first_offset, is_ours=slot is not None)
     watch.note("walk")
+
     was_clean = was_closed and walk.end == synced_offset
     behind = _Behind([] if was_clean else segments, walk.end, walk.epoch)
-    known_synced = synced_offset
-    if not is_replica:
-        known_synced = max(synced_offset, walk.synced_offset, behind.synced_offset)
-    if slot is None and not is_replica:
-        known_synced = max(known_synced, behind.broker_synced_offset(checkpoint.fields.physic_ms))
+    known_synced = _known_synced(checkpoint, synced_offset, walk, behind, is_replica=is_replica)
     verdict = RECOVERY[walk.ending, walk.end < known_synced, behind.is_anything]
     if verdict is Verdict.REFUSE:
-        reason = (
-            f"{walk.reason or 'zeros'}; the log is known to have been on disk up to {known_synced}"
-        )
-        is_damaged = behind.holds_units or (walk.ending is Ending.DAMAGED and slot is not None)
-        repair = f"{'--blank-unit' if is_damaged else '--cut-log-at'} {walk.end}"
-        raise CorruptRecord(
-            _path_of(segments, walk.end, directory), walk.end, reason, repair=repair
-        )
-    wiped_bytes = behind.wipe() if verdict is Verdict.CUT else 0
+        raise _refusal(directory, segments, walk, behind, known_synced, slot)
+    is_cut = verdict is Verdict.CUT
+    wiped_bytes = behind.wipe() if is_cut else 0
 
     # A new life of the store: units of this one can never be taken for what an earlier one left
     # behind.
+    epochs = derived.epochs
     epoch = max(slot.epoch if slot is not None else 0, walk.epoch, epochs.history.last_epoch)
     epoch += 0 if is_replica or was_clean else 1
     epochs.history.note(epoch, epochs.units_end)
-    last_stored_at_ms = max(
-        snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms
-    )
+    replay = derived.replay
     buffered_records = (
         replay.record_count
         if known_synced == begin
@@ -226,7 +201,7 @@ def recover(
         was_clean=was_clean or is_new,
         walked_bytes=walk.end - begin,
         replayed_records=replay.record_count,
-        cut_at=walk.end if verdict is Verdict.CUT else None,
+        cut_at=walk.end if is_cut else None,
         wiped_bytes=wiped_bytes,
         took_ms=watch.total_ms,
         started_at_ms=clock.wall_ms(),
@@ -235,12 +210,12 @@ def recover(
         synced_offset=known_synced,
         checkpoint_offset=None if slot is None else slot.synced_offset,
         buffered_records=buffered_records,
-        cut_end=behind.found_end if verdict is Verdict.CUT else None,
-        cut_records=behind.record_count if verdict is Verdict.CUT else 0,
+        cut_end=behind.found_end if is_cut else None,
+        cut_records=behind.record_count if is_cut else 0,
         snapshot_offset=None if snapshot is None else begin,
         queues=len(list(queues)),
         rebuilt_queues=len(replay.queue_ids),
-        indexed_keys=indexing.key_count,
+        indexed_keys=derived.indexing.key_count,
         steps=watch.steps,
     )
     if snapshot is None:
@@ -248,20 +223,98 @@ def recover(
         # they are written again.
         snapshots.remove(QUEUES_SNAPSHOT)
     confirmed = checkpoint.fields.confirm_offset
-    indexed_end = walk.end if indexing.stopped_at is None else indexing.stopped_at
     return Recovered(
-        queues,
-        begin,
-        walk.end,
-        epochs.units_end,
-        walk.end if confirmed >= epochs.units_end else confirmed,
-        epoch,
-        epochs.history,
-        last_stored_at_ms,
-        report,
-        indexed_end,
-        broker_census.ordered(replay.broker_records),
+        queues=queues,
+        walked_from=begin,
+        end=walk.end,
+        units_end=epochs.units_end,
+        confirmed_end=walk.end if confirmed >= epochs.units_end else confirmed,
+        epoch=epoch,
+        epochs=epochs.history,
+        last_stored_at_ms=max(
+            snapshot.stored_at_ms if snapshot is not None else 0, replay.last_stored_at_ms
+        ),
+        report=report,
+        indexed_end=walk.end
+        if derived.indexing.stopped_at is None
+        else derived.indexing.stopped_at,
+        broker_records=broker_census.ordered(replay.broker_records),
     )
+
+
+def _checkpointed_end(
+    directory: DataDirectory, segments: Segments, slot: Slot | None, begin: int
+) -> int:
+    """Log offset up to which the log was on disk by the checkpoint; at least `begin`, where the
+    walk begins.
+
+    Raises CorruptRecord where the log ends before it.
+    """
+    synced_offset = max(slot.synced_offset if slot is not None else 0, begin)
+    if synced_offset > segments.end_offset:
+        reason = f"the log was on disk up to {synced_offset}, it ends here"
+        repair = (
+            f"--cut-log-at {segments.end_offset}" if segments.end_offset else "--accept-beginning"
+        )
+        raise CorruptRecord(directory.commit_log, segments.end_offset, reason, repair=repair)
+    return synced_offset
+
+
+def _known_synced(
+    checkpoint: CheckpointFile,
+    checkpointed_end: int,
+    walk: "_Walk",
+    behind: "_Behind",
+    *,
+    is_replica: bool,
+) -> int:
+    """Log offset up to which the log is known to have been on disk, by the checkpoint and by units
+    that were written after a sync.
+
+    The units of a replica state the disk of another machine, so there the checkpoint alone counts.
+    """
+    if is_replica:
+        return checkpointed_end
+    known = max(checkpointed_end, walk.synced_offset, behind.synced_offset)
+    if checkpoint.slot is None:
+        known = max(known, behind.broker_synced_offset(checkpoint.fields.physic_ms))
+    return known
+
+
+def _refusal(
+    directory: DataDirectory,
+    segments: Segments,
+    walk: "_Walk",
+    behind: "_Behind",
+    known_synced: int,
+    slot: Slot | None,
+) -> CorruptRecord:
+    """The error for damage to bytes that were on disk, with the repair that fits."""
+    reason = f"{walk.reason or 'zeros'}; the log is known to have been on disk up to {known_synced}"
+    is_damaged = behind.holds_units or (walk.ending is Ending.DAMAGED and slot is not None)
+    repair = f"{'--blank-unit' if is_damaged else '--cut-log-at'} {walk.end}"
+    return CorruptRecord(_path_of(segments, walk.end, directory), walk.end, reason, repair=repair)
+
+
+class _Derived:
+    """Feeds everything that is derived from the log along one walk."""
+
+    def __init__(
+        self,
+        queues: ConsumeQueues,
+        queue_files: QueueFiles,
+        key_index: KeyIndex,
+        snapshot: QueuesSnapshot | None,
+        begin: int,
+    ) -> None:
+        self.replay = Replay(queues, queue_files)
+        self.epochs = _Epochs((snapshot and snapshot.epochs) or (), begin)
+        self.indexing = _Indexing(key_index, begin)
+
+    def feed(self, window: bytes, window_offset: int, found: scan.Scan) -> None:
+        self.replay.feed(window, window_offset, found)
+        self.indexing.feed(window, window_offset, found)
+        self.epochs.feed(found)
 
 
 class _Epochs:
