@@ -28,7 +28,7 @@ def assert_problem(
     """
     assert response.status_code == status, f"{response.status_code} {response.text[:500]}"
     assert response.headers["content-type"] == "application/problem+json"
-    problem = response.json()
+    problem: dict[str, Any] = response.json()
     assert problem["code"] == code, problem
     assert problem["status"] == status
     assert problem["type"] == f"/problems/{code}"
