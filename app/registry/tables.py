@@ -117,7 +117,8 @@ cron_schedules = Table(
     Column("revision", Integer, nullable=False),
 )
 
-# Who runs a loop, where several processes serve one store. Times are those of the database.
+# Not used: the owner of a loop, for an engine whose store several processes serve. It stays in the
+# schema, as a registry with a later revision is refused by an earlier release.
 loop_leases = Table(
     "loop_leases",
     metadata,

@@ -92,10 +92,5 @@ def by_name(offsets: Mapping[GroupQueue, int]) -> dict[str, dict[int, int]]:
     return table
 
 
-def encode_table(offsets: Mapping[GroupQueue, int], version: DataVersion) -> bytes:
-    """`encode` of offsets that are known queue by queue."""
-    return encode(tables_of(offsets), version)
-
-
 def _entries(queues: Mapping[int, int]) -> str:
     return ",".join([f"{number}:{offset}" for number, offset in sorted(queues.items())])

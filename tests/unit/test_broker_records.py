@@ -9,13 +9,11 @@ from structlog.testing import capture_logs
 
 from storage.clock import SystemClock
 from storage.errors import CorruptRecord, LogOfDLedger
-from storage.files.segments import Segments
 from storage.files.vfs import OsVfs
 from storage.formats import broker_records, names, properties, queue_entry
 from storage.formats import inner_batch as inner_batch_format
 from storage.formats import record as records
 from storage.identifiers import Identifiers, SystemRandom
-from storage.local import broker_census
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.verify.verification import StoreVerification
@@ -196,19 +194,6 @@ async def test_the_start_log_counts_what_a_broker_left_by_its_kind(tmp_path):
     assert list(broker_records.KINDS) == list(expected)
 
 
-def test_a_walk_of_the_log_counts_the_same(tmp_path):
-    expected = with_every_kind(tmp_path)
-    segments = Segments(
-        OsVfs(), tmp_path / "commitlog", segment_bytes=SEGMENT_BYTES, max_open=4,
-        scratch=tmp_path / "making",
-    )  # fmt: skip
-
-    found = broker_census.count_records(segments, 0, segments.end_offset)
-    segments.close()
-
-    assert found == expected
-
-
 async def test_what_this_service_writes_is_none_of_these_kinds(tmp_path):
     async with opened(tmp_path) as store:
         for topic in ("orders", names.REPLY_TOPIC, names.LEASE_TOPIC):
@@ -229,15 +214,6 @@ def test_the_note_of_a_repair_is_in_no_queue_and_none_of_a_brokers():
 
     assert broker_records.kind_of(names.LOST_TOPIC.encode(), 0xC, own) is None
     assert broker_records.kind_of(b"orders", 0xC, own) == "unqueued"
-
-
-def test_folders_that_are_not_read_are_named(tmp_path):
-    for name in ("commitlog", "batchconsumequeue", "compaction", "consumequeue"):
-        (tmp_path / name).mkdir()
-
-    found = broker_census.folders_of(OsVfs(), tmp_path)
-
-    assert list(found) == ["batchconsumequeue", "compaction"]
 
 
 async def test_queues_of_another_kind_beside_ours_do_no_harm(tmp_path):

@@ -93,7 +93,9 @@ def test_a_brokers_offsets_are_written_as_a_broker_writes_them(store):
     raw = golden(store, consumer_offsets.FILE)
     offsets = consumer_offsets.read(raw)
 
-    written = consumer_offsets.encode_table(offsets.by_queue(), offsets.data_version)
+    written = consumer_offsets.encode(
+        consumer_offsets.tables_of(offsets.by_queue()), offsets.data_version
+    )
 
     assert not offsets.is_ours
     assert consumer_offsets.read(written).is_ours
@@ -234,7 +236,9 @@ def test_groups_are_read_as_they_were_written(table, forbidden, version):
     versions,
 )
 def test_offsets_are_read_as_they_were_written(offsets, version):
-    read = consumer_offsets.read(consumer_offsets.encode_table(offsets, version))
+    read = consumer_offsets.read(
+        consumer_offsets.encode(consumer_offsets.tables_of(offsets), version)
+    )
 
     assert (read.by_queue(), read.data_version) == (offsets, version)
 
@@ -449,7 +453,7 @@ def test_a_file_is_ours_until_a_broker_writes_it(directory):
     [
         _ONE,
         group_configs.encode(GroupConfigs(subscription_group_table={})),
-        consumer_offsets.encode_table({}, DataVersion()),
+        consumer_offsets.encode(consumer_offsets.tables_of({}), DataVersion()),
         consumer_filters.encode(ConsumerFilters()),
     ],
     ids=["topics", "groups", "offsets", "filters"],
