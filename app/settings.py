@@ -231,8 +231,15 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
     config = config_file or (None if named is None else Path(named))
     if config is not None and not config.is_file():
         raise ConfigurationError(f"the settings file {config} does not exist")
+    settings = _read_valid(config, {name: one for name, one in given.items() if one is not None})
+    _check_together(settings)
+    return settings
+
+
+def _read_valid(config: Path | None, given: Mapping[str, Any]) -> Settings:
+    """The settings, each of them valid by itself. Raises ConfigurationError."""
     try:
-        settings = _read(config, {name: one for name, one in given.items() if one is not None})
+        return _read(config, given)
     except ValidationError as error:
         raise ConfigurationError(
             "; ".join(map(_sentence, error.errors(include_url=False, include_input=False)))
@@ -253,6 +260,10 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
             PREFIX,
         )
         raise ConfigurationError(f"{name} is not JSON") from None
+
+
+def _check_together(settings: Settings) -> None:
+    """Raise ConfigurationError for settings that exclude each other."""
     if not settings.is_loopback and not settings.keys:
         raise ConfigurationError(
             f"host {settings.host} can be reached from outside, so {PREFIX}API_KEYS must hold at "
@@ -276,7 +287,6 @@ def load(config_file: Path | None = None, **given: Any) -> Settings:
             f"{PREFIX}REPLICA__WHEN_MISSING is degrade, so {PREFIX}DATABASE_URL must be one of "
             "PostgreSQL: all machines read there whether the service is alone"
         )
-    return settings
 
 
 def _read(config: Path | None, given: Mapping[str, Any]) -> Settings:

@@ -45,7 +45,9 @@ class Evidence(NamedTuple):
 
 
 def facts_of(evidence: Evidence, *, log_begin: int) -> Fact:
-    """As `audit/outcomes.py` finds them. `log_begin`: what lay before is gone through retention."""
+    """The facts that `audit/outcomes.py` finds. `log_begin`: where the log begins; retention has
+    dropped everything before.
+    """
     facts = Fact(0)
     if evidence.halves:
         facts |= Fact.HALF
@@ -61,39 +63,55 @@ def facts_of(evidence: Evidence, *, log_begin: int) -> Fact:
     return facts | _of_holding(evidence)
 
 
-def _of_finals(evidence: Evidence) -> Fact:
-    finals = [message for message in evidence.finals if _PUT_BACK_DELAYED not in message.system]
-    waiting = Counter(
-        message.message_id for message in finals if message.queue.topic in DELAY_TOPICS
-    )
+class _Copies(NamedTuple):
+    """Numbers of final messages, by message id."""
+
+    waiting: Counter[str]  # in a delay topic
+    delivered: Counter[str]  # after their delay, or by a broker
+    direct: Counter[str]  # published by the commit itself
+
+    @property
+    def are_doubled(self) -> bool:
+        waiting, delivered, direct = self
+        return any(
+            direct[each] + bool(waiting[each]) > 1 or delivered[each] > 1
+            for each in {*direct, *waiting, *delivered}
+        )
+
+
+def _copies_of(evidence: Evidence, finals: Sequence[StoredMessage]) -> _Copies:
     # what a broker delivers names no half, nor does the final of one at the log's beginning
     begins_the_log = any(half.log_offset == 0 for half in evidence.halves)
-    delivered = Counter(
-        message.message_id
-        for message in finals
-        if has_waited(message)
-        or not (
-            message.prepared_log_offset or begins_the_log or message.queue.topic in DELAY_TOPICS
-        )
-    )
-    direct = Counter(message.message_id for message in finals) - waiting - delivered
+    waiting: Counter[str] = Counter()
+    delivered: Counter[str] = Counter()
+    for final in finals:
+        is_in_delay_topic = final.queue.topic in DELAY_TOPICS
+        names_a_half = bool(final.prepared_log_offset) or begins_the_log
+        if is_in_delay_topic:
+            waiting[final.message_id] += 1
+        if has_waited(final) or not (names_a_half or is_in_delay_topic):
+            delivered[final.message_id] += 1
+    direct = Counter(final.message_id for final in finals) - waiting - delivered
+    return _Copies(waiting, delivered, direct)
+
+
+def _of_finals(evidence: Evidence) -> Fact:
+    finals = [message for message in evidence.finals if _PUT_BACK_DELAYED not in message.system]
+    copies = _copies_of(evidence, finals)
     expected = {half.message_id: half for half in evidence.halves}
+    places = {half.log_offset for half in evidence.halves}
     facts = Fact(0)
     if finals:
         facts |= Fact.PUBLISHED
-    if all(waiting[each] or direct[each] for each in expected):
+    if all(copies.waiting[each] or copies.direct[each] for each in expected):
         facts |= Fact.ALL_THERE
-    if any(
-        direct[each] + bool(waiting[each]) > 1 or delivered[each] > 1
-        for each in {*direct, *waiting, *delivered}
-    ):
+    if copies.are_doubled:
         facts |= Fact.DOUBLED
     if any(
         final.message_id in expected and final.body != expected[final.message_id].body
         for final in finals
     ):
         facts |= Fact.ALTERED
-    places = {half.log_offset for half in evidence.halves}
     if places and any(
         final.prepared_log_offset and final.prepared_log_offset not in places for final in finals
     ):
