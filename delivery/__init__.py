@@ -1,1 +1,1 @@
-"""The way out: which messages a consumer is handed, and what becomes of them."""
+"""Delivery to consumers: leases, acknowledgements, retries, dead letters, filters and requests."""

@@ -1,7 +1,7 @@
-"""Figures of consumer groups for monitoring: how far each is behind, and what it gave up.
+"""Figures of consumer groups for monitoring: their lag, and the messages that they gave up.
 
-They are read from memory alone, so that they are there when the disk is slow, and in turns of
-bounded length, so that many groups hold nothing up.
+They are read from memory alone, so a slow disk does not delay them, and in turns of bounded length,
+so many groups do not block the event loop.
 """
 
 from collections.abc import Iterable, Mapping
@@ -79,7 +79,7 @@ class FigureReader:
         return found
 
     async def count_retries(self, group: str) -> int:
-        """Number of messages that wait for a retry or were put off and are ready again."""
+        """Number of messages that wait for a retry, or whose delay is over."""
         leases = self._table.group(group)
         retries = await self._backlog(leases, leases.retry_queue, Turns())
         return sum(retries) + _retries_elsewhere(leases, retries)

@@ -1,6 +1,4 @@
-"""A consumer group's rules: what it reads, how long it may work on a message, how often it is given
-one. Pure.
-"""
+"""Rules of a consumer group: its subscriptions, the length of a lease, retries. Pure."""
 
 from enum import StrEnum
 from functools import lru_cache
@@ -19,10 +17,10 @@ ATTEMPTS = len(BACKOFF_MS) + 1
 
 
 class Start(StrEnum):
-    """Where a group begins in a queue in which it has no offset.
+    """The position of a group in a queue in which it has no offset.
 
-    `rocketmq`: as RocketMQ's new groups: at the earliest message of a queue that is young, else at
-    the latest. Source: facts 11.2.
+    `rocketmq`: as for new groups of RocketMQ: the earliest message of a young queue, otherwise the
+    latest. Source: facts 11.2.
     """
 
     EARLIEST = "earliest"
@@ -32,7 +30,7 @@ class Start(StrEnum):
 
 
 class Subscription(NamedTuple):
-    """A topic that the group reads, and which of its messages; without an expression all of
+    """A topic that the group reads, with a filter of its messages; without an expression all of
     them.
     """
 
@@ -73,7 +71,7 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=4_096)
 def filter_of(subscriptions: tuple[Subscription, ...], topic: str) -> Filter:
-    """Which messages of the topic the group wants; of its retry topic all of them."""
+    """The filter of the group for the topic; all messages of its retry topic match."""
     for one in subscriptions:
         if one.topic == topic:
             return compile_filter(one.kind, one.expression)

@@ -1,4 +1,4 @@
-"""The leases of a group, one by one: the message, the attempt, and when it ends."""
+"""List of the leases of a group: the message, the attempt, and the end of each lease."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
@@ -17,9 +17,8 @@ _LENT = frozenset({State.LEASED, State.ACKING, State.MOVING})
 
 
 class Place(NamedTuple):
-    """The topic of a leased message: its own, or the retry topic of the group.
-
-    In this order they are listed.
+    """The place of a leased message: in its own topic, or in the retry topic of the group. Leases
+    are listed in this order.
     """
 
     topic: str
@@ -28,8 +27,7 @@ class Place(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """`message`: in the place of its first delivery; None where the log can no longer give it.
-
+    """A lease. `message`: at the place of its first delivery; None if the log no longer has it.
     `expires_at_ms`: wall.
     """
 
@@ -42,7 +40,7 @@ class Lease(NamedTuple):
 async def list_leases(
     journal: LeaseJournal, group: str, *, after: Place | None, count: int
 ) -> list[Lease]:
-    """Up to so many of those that last, behind a place."""
+    """Up to so many active leases after a place."""
     leases = journal.table.find(group)
     now = journal.now()
     found: list[Lease] = []
@@ -80,7 +78,7 @@ def _lent(queue: QueueLeases, begin: int, count: int, now_ms: int) -> list[Slot]
 async def _with_messages(
     store: MessageStore, queue: QueueId, slots: Sequence[Slot]
 ) -> AsyncIterator[tuple[Slot, StoredMessage | None]]:
-    """Neighbours are read together."""
+    """The leases with their messages; consecutive messages are read together."""
     read: dict[int, StoredMessage] = {}
     offsets = {slot.offset for slot in slots}
     for slot in slots:

@@ -1,6 +1,5 @@
-"""The place of a time in a queue.
-
-The log's times never go back: as many reads find it as its length has bits.
+"""Search for the offset of a time in a queue. Times in the log never decrease, so a binary search
+finds it.
 """
 
 from storage.message import QueueId, StoredMessage
@@ -10,9 +9,8 @@ from storage.store import MessageStore
 async def find_offset_by_time(
     store: MessageStore, queue: QueueId, at_ms: int
 ) -> tuple[int, StoredMessage | None]:
-    """The first message stored then or later, and its offset; behind the last one the end.
-
-    Raises what `read` raises.
+    """The first message stored at or after this time, and its offset; the end of the queue if there
+    is none. Raises what `read` raises.
     """
     low, high = await store.offsets(queue)
     found: StoredMessage | None = None

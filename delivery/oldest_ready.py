@@ -25,7 +25,7 @@ _READ_WORK = 16  # as much work as so many queues
 
 
 class _Known(NamedTuple):
-    """A message of a queue, and when it was stored."""
+    """A message of a queue, with the time at which it was stored."""
 
     offset: int
     stored_at_ms: int
@@ -35,7 +35,7 @@ _UNKNOWN = _Known(-1, 0)
 
 
 class OldestReady:
-    """Knows how old the oldest ready message of each group is. Event loop only."""
+    """Knows the age of the oldest ready message of each group. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, queues: GroupQueues, limit: PositionLimit) -> None:
         self._table = journal.table
@@ -47,16 +47,14 @@ class OldestReady:
         self._next = 0  # the group with which the next run begins
 
     def stored_at_ms(self, group: str) -> int | None:
-        """When the oldest message was stored that was ready at the last run; None if there was
-        none, or its time is not known yet.
+        """When the oldest message that was ready at the last run was stored; None if there was
+        none, or the time is unknown yet.
         """
         return self._times.get(group)
 
     async def run_once(self, groups: Sequence[tuple[str, GroupRules]]) -> int:
-        """Look at these groups, or at as many as one run may, after those of the run before. The
-        number of messages that were read.
-
-        Raises StoreClosed, UnavailableError.
+        """Examine these groups, or as many as one run may, after those of the previous run. The
+        number of messages read. Raises StoreClosed, UnavailableError.
         """
         names = {group for group, _ in groups}
         for known in (self._times, self._known):
@@ -74,7 +72,7 @@ class OldestReady:
         return reads
 
     async def _look_at(self, group: str, rules: GroupRules, turns: Turns) -> int:
-        """The number of messages that were read."""
+        """Examine a group; the number of messages read."""
         leases = self._table.group(group)
         known = self._known.get(group, {})
         offsets: dict[QueueId, int] = {}

@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class PushRoute(NamedTuple):
-    """Where the messages of a group go, how many at once, and how long a try may take."""
+    """The endpoint of a group's messages, how many are sent at once, and the timeout of a try."""
 
     host: str
     concurrency: int
@@ -47,11 +47,11 @@ class PushRoute(NamedTuple):
 
 
 class PushFailure(NamedTuple):
-    """Why a message was not taken.
+    """Why an endpoint did not accept a message.
 
-    `retry_after_ms`: for how long the endpoint asked to be left alone. `is_busy`: it has not looked
-    at the message. `is_gone`: it asked never to be sent anything again. `blames_host`: other
-    messages would fare no better there.
+    `retry_after_ms`: how long the endpoint asked for a pause. `is_busy`: it has not processed the
+    message. `is_gone`: it asked never to be sent anything again. `blames_host`: other messages
+    would fail there, too.
     """
 
     detail: str
@@ -66,13 +66,13 @@ class PushClient(Protocol):
         """The groups that have a route."""
 
     def route(self, group: str) -> PushRoute | None:
-        """None where nothing is sent."""
+        """The route of the group; None if nothing is sent."""
 
     async def push(self, group: str, message: LeasedMessage) -> PushFailure | None:
-        """One try, which ends by itself; None where the message was taken."""
+        """Try once to send a message, within a timeout; None if it was accepted."""
 
     async def disable(self, group: str, host: str) -> None:
-        """Its endpoint is gone: send nothing there any more."""
+        """Stop sending to an endpoint that is gone."""
 
 
 class _Pushing:
@@ -99,7 +99,7 @@ class _Pushing:
         return self.circuit.room(now_ms, concurrency=concurrency, under_way=len(self.under_way))
 
     def pause_ms(self, now_ms: int) -> int:
-        """How long nothing is sent, whatever ends meanwhile."""
+        """Length of the pause in which nothing is sent."""
         return max(0, max(self.paused_until_ms, self.circuit.closed_again_ms) - now_ms)
 
 
@@ -116,7 +116,9 @@ class Pusher:
         most: int,
         most_bytes: int = _MOST_BYTES,
     ) -> None:
-        """`most`, `most_bytes`: messages of all groups at once, and bytes of their bodies."""
+        """`most`, `most_bytes`: maximum number of messages of all groups at once, and of bytes of
+        their bodies.
+        """
         self._delivery = delivery
         self._client = client
         self._clock = clock
@@ -133,8 +135,8 @@ class Pusher:
         return sum(len(pushing.under_way) for pushing in self._groups.values())
 
     async def run_once(self) -> int:
-        """Go on with the groups whose pause is over, and begin with those that have a route and are
-        not being sent; with how many it began.
+        """Continue with groups whose pause is over, and begin with groups that have a route and are
+        not being sent; the number of those begun.
         """
         now_ms = self._clock.monotonic_ms()
         for pushing in self._groups.values():
@@ -143,7 +145,7 @@ class Pusher:
         return self._begin_missing()
 
     def refresh(self, group: str) -> None:
-        """Look at the route and the rules of a group again."""
+        """Read the route and the rules of a group again."""
         pushing = self._groups.get(group)
         if pushing is not None:
             pushing.changed.set()
@@ -158,13 +160,13 @@ class Pusher:
         return begun
 
     def begin_stop(self) -> None:
-        """Send nothing new."""
+        """Send no new message."""
         self._is_stopping = True
         for pushing in self._groups.values():
             pushing.changed.set()
 
     async def stop(self) -> None:
-        """Give up what is under way: it is sent again after the next start."""
+        """Abandon messages in progress; they are sent again after the next start."""
         self.begin_stop()
         tasks = [task for pushing in self._groups.values() for task in pushing.under_way]
         tasks += self._tasks.values()
@@ -217,7 +219,7 @@ class Pusher:
     async def _turn(
         self, pushing: _Pushing, stream: Stream, route: PushRoute, rules: GroupRules
     ) -> None:
-        """Begin to send what there is and has room; wait where that is nothing."""
+        """Begin to send the messages that are there and have a place; wait if there are none."""
         now_ms = self._clock.monotonic_ms()
         room = min(pushing.room(now_ms, route.concurrency), self._share(pushing))
         if not room or not rules.subscriptions:
@@ -248,7 +250,7 @@ class Pusher:
             await stream.wait(rules, timeout_ms=_IDLE_MS, ended=pushing.changed)
 
     async def _take_places(self, wanted: int) -> int:
-        """Wait for a place, and take those that are free with it, up to so many."""
+        """Wait for a place, and take up to so many free ones with it."""
         await self._places.acquire()
         self._free -= 1
         taken = 1
@@ -259,8 +261,8 @@ class Pusher:
         return taken
 
     def _share(self, pushing: _Pushing) -> int:
-        """How many more places the group may take: it has at most as many as it leaves free, and
-        one in any case. So endpoints that hang never hold all places.
+        """How many more places the group may take: at most as many as it leaves free, but at least
+        one. So endpoints that hang never hold all places.
         """
         held = len(pushing.under_way)
         return max(0 if held else 1, (self._free - held) // 2)
@@ -330,9 +332,8 @@ class Pusher:
 
 
 def _pause_ms(failure: PushFailure) -> int | None:
-    """For how long the endpoint is to be left alone; None where it did not ask for it.
-
-    A busy one gets a second at least: its refusals count no attempt, and have no other end.
+    """The length of the pause that the endpoint asked for; None if it did not. At least a second
+    for a busy endpoint: its refusals count no attempt, so nothing else would end them.
     """
     asked_ms = min(failure.retry_after_ms or 0, _LONGEST_RETRY_AFTER_MS)
     if failure.is_busy:

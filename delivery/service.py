@@ -75,10 +75,9 @@ class Delivery:
         cached_bytes: int = 1 << 30,
         options: DeliveryOptions | None = None,
     ) -> None:
-        """`rules_of`: of a group that exists; None where it does not.
-
-        `cancelled_requests`: what is not handed out any more. `has_members`: do members own the
-        queues of the group? `cached_bytes`: the newest of the log that count as in memory.
+        """`rules_of`: the rules of a group; None if it does not exist. `cancelled_requests`: whose
+        messages are not delivered. `has_members`: whether members own the queues of the group.
+        `cached_bytes`: the length of the end of the log that is assumed to be in memory.
         """
         options = options or DeliveryOptions()
         self._store = store
@@ -119,7 +118,7 @@ class Delivery:
     # life cycle
 
     async def start(self) -> int:
-        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        """Restore the table from the last snapshot and the log; the number of events replayed."""
         return await self._journal.start()
 
     def stop(self) -> None:
@@ -128,26 +127,26 @@ class Delivery:
         self._journal.calls.notify_all()
 
     async def drain(self) -> None:
-        """Return once every change that was begun has ended."""
+        """Return when every change that was begun has ended."""
         await self._waiters.aclose()
         await self._journal.changes.drain()
         self._given_up_log.end_period(is_last=True)
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where
-        nothing is new.
+        """Save the table, so that a start replays only later events. The number of bytes; 0 if
+        nothing has changed.
         """
         return await self._journal.save_snapshot()
 
     def next_due_ms(self) -> int | None:
-        """When the next lease or wait may be over, on the monotonic clock."""
+        """When the next lease or wait may end, on the monotonic clock."""
         return min(
             (due_ms for leases in self.table if (due_ms := leases.wheel.next_ms()) is not None),
             default=None,
         )
 
     async def run_once(self) -> int:
-        """End the leases whose time is up, in all groups; how many."""
+        """End the expired leases of all groups; their number."""
         self._given_up_log.end_period()
         ended = 0
         for leases in list(self.table):
@@ -163,28 +162,25 @@ class Delivery:
     # groups
 
     async def open_group(self, group: str) -> None:
-        """Make its retry and dead-letter topics known to the store; at each start, and when it is
-        made.
+        """Register the retry and dead-letter topics of a group at the store: at each start, and
+        when the group is created.
         """
         for topic in (names.retry_topic(group), names.dead_letter_topic(group)):
             await self._store.create_topic(topic, queue_count=1)
 
     async def begin(self, group: str, rules: GroupRules) -> None:
-        """The group reads what its rules say; where it has no position yet, it begins where they
-        say. Durable on return.
-
-        Raises LimitReached.
+        """Let the group read the topics of its rules; in queues in which it has no position it
+        begins where the rules say. Durable on return. Raises LimitReached.
         """
         await self.open_group(group)
         await self._receiver.begin(group, rules)
 
     async def delete(self, group: str) -> None:
-        """Its leases and retries end, its positions are forgotten. Durable on return."""
+        """End the leases and retries of the group, and forget its positions. Durable on return."""
         await self._positions.delete(group)
 
     async def end_topic(self, topic: str) -> None:
         """End what the groups have of a deleted topic: positions, leases, retries, dead letters.
-
         Durable on return.
         """
         for group in [leases.group for leases in self.table]:
@@ -264,22 +260,20 @@ class Delivery:
     async def nack(
         self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
-        """Hand the messages out again, after a wait; why an entry was refused.
-
-        Durable on return.
+        """Redeliver the messages after a delay; the reason why each entry was refused. Durable on
+        return.
         """
         return await self._rejecter.nack(group, rules, refused)
 
     async def dead_letter(
         self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
-        """Give the messages up; why an entry was refused. Durable on return."""
+        """Give the messages up; the reason why each entry was refused. Durable on return."""
         return await self._rejecter.dead_letter(group, rules, refused)
 
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
-        """`wanted`: (handle, for how long from now).
-
-        The end of each lease (wall); None where it has ended.
+        """Extend leases. `wanted`: (handle, length from now). Returns the end of each lease (wall);
+        None if it has ended.
         """
         return await self._ends.extend(group, wanted)
 
@@ -291,7 +285,7 @@ class Delivery:
     # positions
 
     async def position(self, group: str, queue: QueueId) -> int | None:
-        """The committed offset: everything below is settled. None where there is none."""
+        """The committed offset: everything below is settled. None if there is none."""
         return await self._positions.get(group, queue)
 
     def positions_of(self, group: str) -> set[QueueId]:
@@ -299,19 +293,19 @@ class Delivery:
         return self._limit.positions_of(group)
 
     async def check_new_queues(self, group: str, queues: Sequence[QueueId]) -> None:
-        """Raise LimitReached where the group would read too many queues with these, which its topic
-        is to have.
+        """Raise LimitReached if the group would read too many queues with these new ones of its
+        topic.
         """
         await self._limit.check_group(group, queues, pointer="/queues")
 
     async def check_no_leases(self, group: str) -> None:
-        """Raises GroupActive where messages of the group are leased; UnknownGroup."""
+        """Raise GroupActive if messages of the group are leased; UnknownGroup."""
         if self._rules_of(group) is None:
             raise UnknownGroup(f"group {group} does not exist")
         await self._receiver.check_no_leases(group)
 
     async def check_no_retries(self, group: str) -> None:
-        """Raises GroupActive where messages of the group are to be delivered again."""
+        """Raise GroupActive if messages of the group wait for a redelivery."""
         count = await self._figures.count_retries(group)
         if count:
             raise GroupActive(
@@ -320,21 +314,20 @@ class Delivery:
             )
 
     async def set_positions(self, group: str, positions: Mapping[QueueId, int]) -> None:
-        """Go on at these offsets; leases in these queues end. Durable on return."""
+        """Continue at these offsets; leases in these queues end. Durable on return."""
         await self._positions.set(group, positions)
 
     async def plan_reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         return await self._positions.plan(group, positions)
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """Go on at these offsets; the leases and waiting retries of these queues end.
-
-        Durable on return.
+        """Continue at these offsets; the leases and waiting retries of these queues end. Durable on
+        return.
         """
         return await self._positions.reset(group, positions)
 
     async def leases(self, group: str, *, after: Place | None, count: int) -> list[Lease]:
-        """Up to so many of those that last, behind a place."""
+        """Up to so many active leases after a place."""
         return await list_leases(self._journal, group, after=after, count=count)
 
     async def lag(self, group: str, rules: GroupRules) -> tuple[list[QueueLag], int]:
@@ -345,7 +338,7 @@ class Delivery:
 
     async def figures(self, groups: Iterable[tuple[str, GroupRules]]) -> list[GroupFigures]:
         """The figures of these groups, in their order: of all, or of as many as have the number of
-        queues that one reading may examine. From memory; others have their turns meanwhile.
+        queues that one reading may examine. From memory, in turns.
         """
         return await self._figures.read(groups)
 
@@ -365,13 +358,13 @@ class Delivery:
         )
 
     def count_skipped(self) -> int:
-        """Messages that were passed over by the rules of their groups."""
+        """Number of messages skipped by the rules of their groups."""
         return sum(sum(leases.skipped.values()) for leases in self.table)
 
     def count_damaged(self) -> int:
-        """Messages that groups could not be given because their records are damaged."""
+        """Number of messages that could not be delivered because their records are damaged."""
         return sum(sum(leases.damaged.values()) for leases in self.table)
 
     def count(self, state: State) -> int:
-        """Messages in this state, of all groups."""
+        """Number of messages in this state, of all groups."""
         return sum(leases.count(state) for leases in self.table)

@@ -54,10 +54,9 @@ class LeaseTraceEvent(NamedTuple):
 
 
 class LeaseTrace(NamedTuple):
-    """`until_ms`: what came later was not looked at; None where there is nothing more.
-
-    `places`: the offsets of the message in its queue, and of its copies in the retry queues of
-    groups.
+    """The lease events of a message. `until_ms`: later events were not examined; None if there are
+    none. `places`: the offsets of the message in its queue, and of its copies in the retry queues
+    of groups.
     """
 
     happened: list[LeaseTraceEvent]
@@ -112,7 +111,7 @@ async def trace_leases(
 def _is_about(
     event: AnyLeaseEvent, message: StoredMessage, places: Places, groups: set[str]
 ) -> bool:
-    """`groups`: those that have had the message."""
+    """Whether the event is about the message. `groups`: those that have received the message."""
     if isinstance(event, events.Redriven):
         return message.message_id in event.message_ids
     if isinstance(event, events.Reset):
@@ -143,7 +142,7 @@ def _runs_about(event: AnyLeaseEvent, places: Places) -> Iterator[_AnyRun | None
 
 
 def _overlaps(runs: Iterable[_AnyRun], places: Places) -> Iterator[_AnyRun]:
-    """The runs that have one of the places."""
+    """The runs that contain one of the places."""
     for run in runs:
         if any(
             run.first <= offset < run.first + run.count for offset in places.get(run.queue_id, ())

@@ -1,5 +1,5 @@
-"""Reads of a queue what a filter lets pass; where some tags are wanted, the engine reads only
-messages with their hashes.
+"""Reads of the messages of a queue that match a filter. For a filter by tag the engine reads only
+messages with the hash of one of its tags.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ async def read_matching_records(
     max_messages: int,
     max_bytes: int,
 ) -> ScannedRecords:
-    """As `read_matching`, and the records of the messages."""
+    """The result of `read_matching`, with the records of the messages."""
     tags = wanted.tags
     if tags is None and wanted is not EVERYTHING:
         return await _read_and_judge(

@@ -38,10 +38,7 @@ EVERYTHING = Filter(lambda message: True)
 
 
 def compile_filter(kind: FilterKind, expression: str, *, pointer: str = "") -> Filter:
-    """The filter that the expression says.
-
-    `pointer`: where in a request it stands. Raises InvalidFilter.
-    """
+    """The filter of an expression. `pointer`: its place in the request. Raises InvalidFilter."""
     try:
         return _compiled(kind, expression)
     except InvalidFilter as error:
@@ -67,7 +64,9 @@ def _compiled(kind: FilterKind, expression: str) -> Filter:
 
 
 def _by_tag(expression: str) -> Filter:
-    """`paid || created`; `*`, or nothing, is all messages, those without a tag among them."""
+    """A filter by tag: `paid || created`; `*` or nothing matches all messages, with or without a
+    tag.
+    """
     tags = set()
     at = 0
     for part in expression.split("||"):

@@ -141,7 +141,7 @@ def _refuse(operand: _Operand, detail: str) -> NoReturn:
 
 
 def _number(text: str | None) -> int | float | None:
-    """The number that the text stands for; None where it is none."""
+    """The number that a text represents; None if it is not a number."""
     if text is None:
         return None
     if len(text) <= _SHORT and text.isascii() and text.isdigit():

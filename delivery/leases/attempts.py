@@ -1,5 +1,5 @@
-"""Receives that can be asked for again by their attempt id, and what they were given: as many as
-still hold something. Pure.
+"""Receives that can be repeated by their attempt id, and their messages: those of which some are
+still leased. Pure.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,9 @@ _LOOKED_AT = 4  # for each that is added
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
-    """Its lease, until when that was (on both clocks), the messages by (queue index, offset)."""
+    """A receive: its lease, the end of the lease on both clocks, and its messages by (queue index,
+    offset).
+    """
 
     lease: int
     until_ms: int
@@ -23,7 +25,7 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attempts:
-    """Of one group, whose queues these are."""
+    """The attempts of one group; the queues are those of the group."""
 
     def __init__(self, queues: Sequence[QueueLeases]) -> None:
         self._queues = queues
@@ -39,8 +41,8 @@ class Attempts:
         return self._kept.get(attempt_id)
 
     def note(self, attempt_id: str, attempt: Attempt, now_ms: int) -> None:
-        """And forget some of those that hold nothing any more: however long leases are, as many are
-        kept as are in use.
+        """Add an attempt, and forget some whose messages are no longer leased: as many are kept as
+        are in use, however long leases are.
         """
         self._kept[attempt_id] = attempt
         for _ in range(min(_LOOKED_AT, len(self._kept))):

@@ -1,12 +1,12 @@
-"""Now, on both clocks: the wall's, which is stored, and the monotonic one, by which this process
-waits. Pure.
+"""The present time on both clocks: the wall clock, whose times are stored, and the monotonic clock,
+by which this process waits. Pure.
 """
 
 from typing import NamedTuple
 
 
 class ClockReading(NamedTuple):
-    """Now, on both clocks, in milliseconds."""
+    """The present time on both clocks, in milliseconds."""
 
     wall_ms: int
     monotonic_ms: int

@@ -128,8 +128,8 @@ def note_kept(leases: GroupLeases, rules: GroupRules, found: Sequence[Unreadable
 
 
 def _arrived(leases: GroupLeases, found: Sequence[Unreadable]) -> dict[str, int]:
-    """Retries that were waited for and are damaged, by a queue that waits for some: of which queue
-    each is cannot be read.
+    """Number of damaged retries, attributed to a queue that waits for some: the queue of each
+    cannot be read.
     """
     left = dict(leases.retries.waiting)
     arrived: dict[str, int] = {}

@@ -3,9 +3,9 @@ Pure.
 
     topic rmq_sys_escrowmq_leases, queue 0; tag "lease"; body JSON, told apart by "event"
 
-An event names messages by their places in the log. A run is a number of messages one behind
-another. Times are wall milliseconds; lengths of time stand beside them, so that a clock that was
-turned back never makes a lease longer.
+An event names messages by their places in the log. A run is a number of consecutive messages.
+Times are wall milliseconds; each has the length of time with it, so that a clock that was set back
+never makes a lease longer.
 """
 
 import msgspec
@@ -29,8 +29,8 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Scan(_Row, frozen=True):
-    """From here to there a queue has been looked at for the first time; what is not leased or
-    passed there is settled.
+    """A range of a queue that was scanned for the first time. Its messages are settled, except
+    those that are leased or passed over in it.
     """
 
     begin: int
@@ -114,11 +114,12 @@ class LeaseEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="eve
 
 
 class Leased(LeaseEvent, frozen=True, tag="leased"):
-    """Messages were handed out together; or none, where all that came from the retry topic were
-    withdrawn.
+    """Messages were leased together. No message: all those read from the retry topic belonged to
+    cancelled requests.
 
-    `arrived`: how many came from the retry topic for the first time, by the queue of their first
-    delivery ("orders/2"). An earlier version counted these, and the `waiting` of a retry, by topic.
+    `arrived`: number of messages of the retry topic that were read for the first time, by the queue
+    of their first delivery ("orders/2"). An earlier version counted these, and the `waiting` of a
+    retry, by topic.
     """
 
     lease: int
@@ -141,30 +142,33 @@ class Extended(LeaseEvent, frozen=True, tag="extended"):
 
 
 class Expired(LeaseEvent, frozen=True, tag="expired"):
-    """Their leases ended without a word; they are handed out again."""
+    """The leases of these messages expired; the messages are delivered again."""
 
     runs: list[Run]
 
 
 class Returned(LeaseEvent, frozen=True, tag="returned"):
-    """Rejected by their consumer; they wait where they are."""
+    """Messages were rejected by their consumer, and wait for their retry in their queue."""
 
     messages: list[ReturnedMessage]
     reasons: list[GivenReason] = []
 
 
 class Released(LeaseEvent, frozen=True, tag="released"):
-    """Given back by their consumer unprocessed; they wait where they are, for the same attempt."""
+    """Messages were returned unprocessed by their consumer. They wait in their queue; the delivery
+    does not count as an attempt.
+    """
 
     messages: list[ReleasedMessage]
     reasons: list[GivenReason] = []
 
 
 class Retried(LeaseEvent, frozen=True, tag="retried"):
-    """Rejected by their consumer; in the same append their copies were delayed for the retry topic.
+    """Messages were rejected by their consumer; the same append stored copies, delayed, for the
+    retry topic.
 
-    `waiting`: how many, by queue ("orders/2"); `generation`: of the group, as their copies have it.
-    `unprocessed`: their copies have the attempt from before the delivery.
+    `waiting`: number of copies by queue ("orders/2"); `generation`: of the group, also stored in
+    the copies. `unprocessed`: the delivery does not count as an attempt of the copies.
     """
 
     runs: list[Run]
@@ -175,15 +179,15 @@ class Retried(LeaseEvent, frozen=True, tag="retried"):
 
 
 class DeadLettered(LeaseEvent, frozen=True, tag="dead_lettered"):
-    """In the same append they were stored in the dead-letter topic."""
+    """Messages were stored in the dead-letter topic, in the same append."""
 
     runs: list[Run]
     reasons: list[GivenReason] = []
 
 
 class Discarded(LeaseEvent, frozen=True, tag="discarded"):
-    """They used up their attempts, and the group keeps no dead letters; or the log no longer has
-    them.
+    """Messages were dropped: they used up their attempts and the group keeps no dead letters, or
+    the log no longer has them.
     """
 
     runs: list[Run]
@@ -191,7 +195,7 @@ class Discarded(LeaseEvent, frozen=True, tag="discarded"):
 
 
 class Skipped(LeaseEvent, frozen=True, tag="skipped"):
-    """Passed over by the group's rules, without having been handed out."""
+    """Messages were skipped by the rules of the group before their first delivery."""
 
     runs: list[Skip]
 
@@ -200,7 +204,7 @@ class Damaged(LeaseEvent, frozen=True, tag="damaged"):
     """Messages that cannot be delivered because their records are damaged.
 
     The same append stored a dead letter for each, unless the group keeps none. `arrived`: as in
-    `Leased`, of retries whose queue could be told.
+    `Leased`, for retries whose queue is known.
     """
 
     messages: list[DamagedMessage]
@@ -208,10 +212,11 @@ class Damaged(LeaseEvent, frozen=True, tag="damaged"):
 
 
 class Reset(LeaseEvent, frozen=True, tag="reset"):
-    """The group goes on at these positions; leases there have ended.
+    """The group continues at these positions; its leases in these queues have ended.
 
-    `ends_retries`: those of these queues from before `generation` are void. An earlier version
-    ended those of whole `topics`. `voided`: those of them that had come to the retry topic already.
+    `ends_retries`: retries of these queues from before `generation` are void. An earlier version
+    ended those of whole `topics`. `voided`: number of these that had already arrived in the retry
+    topic.
     """
 
     positions: list[Position]
@@ -222,8 +227,8 @@ class Reset(LeaseEvent, frozen=True, tag="reset"):
 
 
 class Deleted(LeaseEvent, frozen=True, tag="deleted"):
-    """A group that is made under this name again begins behind these ends of its retry and
-    dead-letter topics.
+    """The group was deleted. A group created under this name again begins after these ends of its
+    retry and dead-letter topics.
     """
 
     generation: int
@@ -232,8 +237,8 @@ class Deleted(LeaseEvent, frozen=True, tag="deleted"):
 
 
 class TopicDeleted(LeaseEvent, frozen=True, tag="topic_deleted"):
-    """A topic is deleted: the group's leases, positions and retries of it have ended, and these
-    dead letters.
+    """A topic was deleted: the leases, positions, retries and dead letters that the group had of it
+    are gone.
 
     `generation`, `voided`: as for `Reset`. `dead_letters`: offsets in the dead-letter topic.
     """
@@ -245,7 +250,7 @@ class TopicDeleted(LeaseEvent, frozen=True, tag="topic_deleted"):
 
 
 class Redriven(LeaseEvent, frozen=True, tag="redriven"):
-    """Dead letters that were sent to the group once more, in the same append.
+    """Dead letters were redriven to the group, in the same append.
 
     `offsets`: in the dead-letter topic.
     """
@@ -257,13 +262,13 @@ class Redriven(LeaseEvent, frozen=True, tag="redriven"):
 
 
 class Purged(LeaseEvent, frozen=True, tag="purged"):
-    """The dead letters before this offset are no longer kept for the group."""
+    """Dead letters before this offset were purged."""
 
     before: int
 
 
 class TaskBegun(LeaseEvent, frozen=True, tag="task_begun"):
-    """Dead letters are to be redriven: those before `end` that are wanted."""
+    """A redrive was started: of the dead letters before `end` that match."""
 
     task_id: str
     wanted: Wanted
@@ -277,8 +282,8 @@ class TaskBegun(LeaseEvent, frozen=True, tag="task_begun"):
 
 
 class TaskEnded(LeaseEvent, frozen=True, tag="task_ended"):
-    """`stubs`: ids of wanted dead letters that stand for damaged messages, and cannot be
-    redriven.
+    """A redrive ended. `stubs`: ids of matching dead letters that stand for damaged messages and
+    cannot be redriven.
     """
 
     task_id: str

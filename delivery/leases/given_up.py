@@ -1,4 +1,4 @@
-"""Why a group gives a message up. Pure."""
+"""Causes for which a group gives up a message. Pure."""
 
 from enum import StrEnum
 

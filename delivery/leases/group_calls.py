@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 
 class GroupCalls:
-    """Each is called once. Event loop only."""
+    """Callbacks of a group, each called once. Event loop only."""
 
     def __init__(self) -> None:
         self._calls: dict[str, dict[Callable[[], None], None]] = {}

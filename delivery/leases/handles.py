@@ -20,12 +20,14 @@ class Held(NamedTuple):
     lease: int
 
     def is_leased(self, now_ms: int) -> bool:
-        """Does the lease last?"""
+        """Whether the lease is still active."""
         return self.queue.slots.is_leased(self.offset, self.lease, now_ms)
 
 
 def find_held(leases: GroupLeases, handle: str) -> Held | None:
-    """None where it is no handle, or names a queue that the group does not know."""
+    """The message and lease of a receipt handle; None if it is not a handle, or the group does not
+    know its queue.
+    """
     parts = receipt_handle.decode(handle)
     if parts is None:
         return None
@@ -49,8 +51,8 @@ def refusal_of(leases: GroupLeases | None, handle: str) -> LeaseExpired:
 
 
 class HeldRun(NamedTuple):
-    """Neighbours under one lease, named by handles one behind another, of which `entry` is the
-    index of the first.
+    """A run of messages under one lease, named by consecutive handles; `entry`: index of the first
+    of these handles.
     """
 
     entry: int
@@ -60,7 +62,7 @@ class HeldRun(NamedTuple):
     lease: int
 
     def part(self, begin: int, end: int) -> "HeldRun":
-        """Some of the messages, from the first as 0."""
+        """Some messages of the run; indexes count from its first message."""
         return HeldRun(self.entry + begin, self.queue, self.first + begin, end - begin, self.lease)
 
     @property
@@ -69,7 +71,7 @@ class HeldRun(NamedTuple):
 
 
 def find_held_runs(leases: GroupLeases, handles: Sequence[str]) -> list[HeldRun]:
-    """The leased messages that the handles name, without handles that name none here."""
+    """The leased messages of these handles, without handles of unknown queues."""
     run = receipt_handle.decode_run(handles) if handles else None
     if run is not None:  # as nearly always: what one receive gave of one queue
         hash_, offset, lease = run
@@ -92,7 +94,7 @@ def find_held_runs(leases: GroupLeases, handles: Sequence[str]) -> list[HeldRun]
 
 
 def runs_of(held: Sequence[Held]) -> list[Run]:
-    """Neighbours under one lease together."""
+    """Runs of consecutive messages under one lease."""
     runs: list[Run] = []
     first: Held | None = None
     count = 0

@@ -1,12 +1,11 @@
-"""Which messages of one queue may be handed out in an ordered group: one lease for each ordering
-key. Pure.
+"""Order by key in one queue of an ordered group: one lease at a time for each ordering key. Pure.
 
 A key is *held* while a message of it is leased or waits for its retry. Messages of a held key that
-are met meanwhile are *open*: unsettled, and handed out in the order of their offsets once the key
-is free. Messages without a key are one key.
+are scanned meanwhile are *open*: unsettled, and delivered in the order of their offsets once the
+key is free. Messages without a key have one key in common.
 
-A key may be held for hours while its messages go on coming: an open one takes 8 bytes here, and 4
-more say its key.
+A key may be held for hours while more messages of it arrive: an open message takes 8 bytes here,
+and 4 more for its key.
 """
 
 from array import array
@@ -37,7 +36,7 @@ class KeyOrder:
         self._free: dict[str, None] = {}
 
     def __len__(self) -> int:
-        """Unsettled messages."""
+        """Number of unsettled messages."""
         return len(self._numbers)
 
     @property
@@ -47,14 +46,12 @@ class KeyOrder:
 
     @property
     def held_count(self) -> int:
-        """Number of keys that are held: each other one that is known is free."""
+        """Number of known keys that are held; every other known key is free."""
         return len(self._keys) - len(self._free)
 
     @property
     def takeable(self) -> int:
-        """How many open messages there are whose key is free; the other open ones wait for
-        theirs.
-        """
+        """Number of open messages whose key is free; the other open messages wait for their key."""
         return sum(_open_count(self._keys[key]) for key in self._free)
 
     @property
@@ -63,26 +60,26 @@ class KeyOrder:
 
     @property
     def first_takeable(self) -> int | None:
-        """The lowest offset among them."""
+        """Lowest offset of the open messages whose key is free."""
         heads = [(known := self._keys[key]).open[known.begin] for key in self._free]
         return min(heads, default=None)
 
     def is_blocked(self, key: str) -> bool:
-        """Must a later message of this key wait?"""
+        """Whether a later message of this key must wait."""
         return key in self._keys
 
     def is_held(self, key: str) -> bool:
-        """Is a message of this key leased, or does it wait for its retry?"""
+        """Whether a message of this key is leased or waits for its retry."""
         known = self._keys.get(key)
         return known is not None and known.held > 0
 
     def has_open(self, key: str) -> bool:
-        """Is there a message of this key that is to be handed out before later ones?"""
+        """Whether an open message of this key must be delivered before later ones."""
         known = self._keys.get(key)
         return known is not None and _open_count(known) > 0
 
     def note(self, offset: int, key: str, *, is_held: bool) -> None:
-        """A message that is unsettled: leased (or waiting), or open."""
+        """Add an unsettled message: leased or waiting, or open."""
         known = self._keys.get(key) or self._add(key)
         self._numbers.put(offset, known.number)
         if is_held:
@@ -92,9 +89,8 @@ class KeyOrder:
         self._look(known)
 
     def take(self, count: int) -> list[int]:
-        """Up to so many open messages whose key is free; they are held now.
-
-        Those of a key stand in their order.
+        """Claim up to so many open messages whose key is free, and hold their keys. Messages of one
+        key are in their order.
         """
         taken: list[int] = []
         while self._free and len(taken) < count:
@@ -111,7 +107,7 @@ class KeyOrder:
         return taken
 
     def release(self, offset: int) -> None:
-        """A held message is open again."""
+        """Reopen a held message."""
         known = self._by_number[self._numbers.get(offset)]
         known.held -= 1
         begin = known.begin
@@ -123,7 +119,7 @@ class KeyOrder:
         self._look(known)
 
     def settle(self, offset: int) -> None:
-        """A message is done with, held or open."""
+        """Remove a settled message, whether it was held or open."""
         number = self._numbers.pop(offset)
         if not number:
             return
@@ -141,7 +137,7 @@ class KeyOrder:
         return known
 
     def _look(self, known: _Key) -> None:
-        """Its messages are not what they were."""
+        """Update whether the key is free, after a change of its messages."""
         if known.held:
             self._free.pop(known.name, None)
         elif _open_count(known):
@@ -153,7 +149,9 @@ class KeyOrder:
 
 
 class _Numbers:
-    """A number above 0 for each of some offsets: arrays of 512, as long as there is one in them."""
+    """A positive number for each of some offsets, in arrays of 512; an array exists while it has a
+    number.
+    """
 
     def __init__(self) -> None:
         self._chunks: dict[int, tuple[array[int], int]] = {}
@@ -163,7 +161,7 @@ class _Numbers:
         return self._count
 
     def get(self, offset: int) -> int:
-        """0 where it has none."""
+        """The number of an offset; 0 if it has none."""
         chunk = self._chunks.get(offset >> _BITS)
         return 0 if chunk is None else chunk[0][offset & _MASK]
 
@@ -175,7 +173,7 @@ class _Numbers:
         self._count += is_new
 
     def pop(self, offset: int) -> int:
-        """The number that it had, which it has no more."""
+        """Remove the number of an offset, and return it."""
         numbers, used = self._chunks.get(offset >> _BITS, (None, 0))
         number = 0 if numbers is None else numbers[offset & _MASK]
         if numbers is not None and number:

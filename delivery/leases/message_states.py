@@ -80,7 +80,9 @@ HELD = (State.LEASED, State.ACKING, State.MOVING, State.WAITING)  # not to be le
 
 
 def next_state(state: State, event: Event) -> State:
-    """Raises AssertionError where the table has no such pair: a mistake of the service."""
+    """The state after an event. Raises AssertionError for a pair that the table does not have: a
+    bug in the service.
+    """
     try:
         return TRANSITIONS[state, event]
     except KeyError:

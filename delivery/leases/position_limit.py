@@ -32,10 +32,8 @@ class PositionLimit:
     async def check_group(
         self, group: str, queues: Iterable[QueueId], *, pointer: str, replaces: bool = False
     ) -> None:
-        """Raise LimitReached where the group would read, or have positions in, too many queues with
-        these.
-
-        `replaces`: these are to be all that the group reads.
+        """Raise LimitReached if the group would read, or have positions in, too many queues with
+        these. `replaces`: the group reads only these then.
         """
         rules, wanted, positions = self._rules_of(group), set(queues), self.positions_of(group)
         read = set() if rules is None else await self.subscribed(rules)
@@ -46,7 +44,7 @@ class PositionLimit:
             )
 
     def check_total(self, group: str, queues: Iterable[QueueId], *, pointer: str) -> None:
-        """Raise LimitReached where all groups would have too many positions with these."""
+        """Raise LimitReached if all groups together would have too many positions with these."""
         added = set(queues) - self.positions_of(group)
         if added and self.total + len(added) > self._options.max_positions:
             raise LimitReached(

@@ -1,6 +1,5 @@
-"""Reads messages of a queue by their offsets for delivery.
-
-Damage is the caller's to settle; nothing is passed over here.
+"""Reads messages of a queue by offset, for delivery. The caller settles damaged messages; none is
+skipped here.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -24,9 +23,8 @@ class QueueReader:
     async def read(
         self, queue: QueueId, offset: int, count: int, max_bytes: int
     ) -> list[StoredMessage]:
-        """Read messages from this offset on; empty where the first one has expired.
-
-        Raises CorruptRecord where the first one is damaged, and what `MessageStore.read` raises.
+        """Read messages from this offset on; empty if the first one has expired. Raises
+        CorruptRecord if the first one is damaged, and what `MessageStore.read` raises.
         """
         try:
             return await self._store.read(
@@ -37,9 +35,7 @@ class QueueReader:
             return []
 
     async def check_expired(self, queue: QueueId, offset: int, expired: OffsetExpired) -> None:
-        """Raises StorageError where the message cannot have expired: it must not be passed over
-        then.
-        """
+        """Raise StorageError if the message cannot have expired: it must not be skipped then."""
         bounds = await self._store.offsets(queue)
         if offset >= bounds.first:
             raise StorageError(
@@ -48,7 +44,7 @@ class QueueReader:
             ) from expired
 
     async def read_one(self, queue: QueueId, offset: int) -> StoredRecord | None:
-        """The message; None where it has expired or is damaged."""
+        """The message; None if it has expired or is damaged."""
         try:
             found = await self._store.read_records(
                 queue, offset, max_scanned=1, max_messages=1, max_bytes=1
@@ -61,9 +57,8 @@ class QueueReader:
         return found.records[0] if found.records else None
 
     async def damage_from(self, queue: QueueId, offset: int, end: int) -> list[CorruptRecord]:
-        """The damage of the messages from this offset on, up to the first whole one.
-
-        Only a few are looked at.
+        """The damaged messages from this offset up to the first whole one; a limited number of
+        messages is examined.
         """
         places = [(queue, at) for at in range(offset, min(end, offset + _PROBED_MESSAGES))]
         found = await self._store.read_each(places, max_bytes=_PROBED_BYTES)
@@ -73,8 +68,8 @@ class QueueReader:
     async def read_each(
         self, queue: QueueId, offsets: Sequence[int]
     ) -> AsyncIterator[tuple[int, StoredMessage | CorruptRecord | None]]:
-        """Each message with its offset, neighbours read together; the damage of its record, or None
-        where it has expired.
+        """Each message with its offset, consecutive messages in one read; for a damaged record the
+        damage, for an expired message None.
         """
         at = 0
         while at < len(offsets):

@@ -53,7 +53,7 @@ def encode(places: Sequence[tuple[int, int]], lease: int) -> list[str]:
 
 
 def encode_run(queue: int, first: int, count: int, lease: int) -> list[bytes]:
-    """The handles of neighbours of one lease, as ASCII; `queue`: the hash of theirs."""
+    """The handles of consecutive messages of one lease, as ASCII; `queue`: hash of their queue."""
     text = _encoded([queue] * count, range(first, first + count), lease)
     return [
         text[at : at + _HANDLE_CHARACTERS] for at in range(1, len(text), 1 + _HANDLE_CHARACTERS)
@@ -61,7 +61,7 @@ def encode_run(queue: int, first: int, count: int, lease: int) -> list[bytes]:
 
 
 def _encoded(queues: Sequence[int], offsets: Sequence[int], lease: int) -> bytes:
-    """The handles, each behind one more character."""
+    """The handles, each preceded by one more character."""
     count = len(queues)
     fields: list[bytes | int] = [_QUAD] * (_FIELDS * count)
     fields[1::_FIELDS], fields[2::_FIELDS], fields[3::_FIELDS] = queues, offsets, [lease] * count
@@ -69,8 +69,8 @@ def _encoded(queues: Sequence[int], offsets: Sequence[int], lease: int) -> bytes
 
 
 def decode_run(handles: Sequence[str]) -> tuple[int, int, int] | None:
-    """(hash of the queue, first offset, lease) of handles of neighbours, at least one, under one
-    lease; None for any others.
+    """(hash of the queue, first offset, lease) of one or more handles of consecutive messages under
+    one lease; None for any others.
     """
     fields = _fields(handles)
     if fields is None:
@@ -85,7 +85,7 @@ def decode_run(handles: Sequence[str]) -> tuple[int, int, int] | None:
 
 
 def decode_all(handles: Sequence[str]) -> "Sequence[tuple[int, int, int] | None]":
-    """As `decode`, of each."""
+    """The results of `decode` for several handles."""
     fields = _fields(handles)
     if fields is None:
         return [decode(handle) for handle in handles]
@@ -93,7 +93,7 @@ def decode_all(handles: Sequence[str]) -> "Sequence[tuple[int, int, int] | None]
 
 
 def _fields(handles: Sequence[str]) -> tuple[Any, ...] | None:
-    """The fields of all, one handle's behind another's; None where one is none of ours."""
+    """The fields of all handles, in one sequence; None if one is not a handle of EscrowMQ."""
     count = len(handles)
     if set(map(len, handles)) != {_HANDLE_CHARACTERS}:
         return None
@@ -112,12 +112,12 @@ def _fields(handles: Sequence[str]) -> tuple[Any, ...] | None:
 
 @lru_cache(maxsize=256)
 def _layout_of(count: int) -> struct.Struct:
-    """So many handles, each behind its quad."""
+    """The layout of so many handles, each after its quad."""
     return struct.Struct(">" + f"{len(_QUAD)}sQQQ" * count)
 
 
 def decode(handle: str) -> tuple[int, int, int] | None:
-    """(hash of the queue, offset, lease); None where it is none of ours."""
+    """(hash of the queue, offset, lease); None if it is not a handle of EscrowMQ."""
     if len(handle) != _HANDLE_CHARACTERS or not handle.startswith(_PREFIX) or not handle.isascii():
         return None
     try:

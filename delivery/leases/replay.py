@@ -116,7 +116,7 @@ def _apply_deleted(table: LeaseTable, event: events.Deleted, now: ClockReading) 
 
 
 def _apply_redriven(table: LeaseTable, event: events.Redriven) -> None:
-    """Applied once more, it changes nothing: the dead letters have gone."""
+    """Remove the redriven dead letters. Idempotent."""
     leases, task = table.group(event.group), table.tasks.get(event.task_id)
     if event.offsets[0] not in leases.dead_letters_gone:
         leases.retries.note_waiting(event.waiting)
@@ -226,6 +226,6 @@ def _apply_extended(
 
 
 def _settle(leases: GroupLeases, runs: Sequence[Run]) -> int:
-    """How many messages are done with that were not before."""
+    """Settle messages; the number of those that were not settled before."""
     found = [(queue, run) for run in runs if (queue := leases.find(run.queue_id)) is not None]
     return sum([queue.settle_held(run) for queue, run in found])

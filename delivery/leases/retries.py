@@ -1,15 +1,18 @@
-"""Retries of a group, which wait outside its topics: how many wait, of which queue, and which of
-them a reset has ended. Pure.
+"""Retries of a group that wait outside its topics: their number by queue, and those that a reset
+has ended. Pure.
 
-A retry is put off in a generation of its group. A reset, or the deletion of the group, begins a new
-one and makes those of before void: they are passed over when they come.
+A retry belongs to the generation of its group at the time of the rejection. A reset, or the
+deletion of the group, begins a new generation and makes earlier retries void: they are skipped when
+they arrive.
 """
 
 from collections.abc import Iterable, Mapping
 
 
 class Retries:
-    """`start`: where the retry topic begins for this group."""
+    """The retries of a group that wait in the retry topic. `start`: offset at which the retry topic
+    begins for this group.
+    """
 
     def __init__(self, *, generation: int = 0, void_before: int = 0, start: int = 0) -> None:
         self.generation = generation
@@ -19,8 +22,8 @@ class Retries:
         self.waiting: dict[str, int] = {}  # messages put off, by queue ("orders/2"), or topic
 
     def is_void(self, queue: str, generation: int) -> bool:
-        """Was a retry of a message of this queue ended by a reset, or with an earlier group of the
-        name?
+        """Whether a retry of a message of this queue was ended by a reset, or belongs to a deleted
+        group of the same name.
         """
         ended = self.void_before_of
         return generation < max(
@@ -28,14 +31,14 @@ class Retries:
         )
 
     def end(self, queues: Iterable[str], generation: int) -> None:
-        """Those of these queues from before this generation are void."""
+        """Make the retries of these queues from before this generation void."""
         for queue in queues:
             self.void_before_of[queue] = generation
             self.waiting.pop(queue, None)
 
     def note_put_off(self, waiting: Mapping[str, int], generation: int | None) -> None:
-        """So many of each queue wait; what was put off in an older generation than a reset's is
-        void already.
+        """Add waiting retries by queue, without those of a generation that a reset has already
+        ended.
         """
         known = self.generation if generation is None else generation
         self.note_waiting(
@@ -47,7 +50,7 @@ class Retries:
             self.waiting[queue] = self.waiting.get(queue, 0) + count
 
     def note_arrived(self, arrived: Mapping[str, int]) -> None:
-        """So many of each queue have come to the retry topic and were met there."""
+        """Subtract retries by queue that have arrived in the retry topic and were read there."""
         for queue, count in arrived.items():
             # What was put off by an earlier version is counted by topic.
             for counted in (queue, queue.partition("/")[0]):

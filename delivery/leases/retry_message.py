@@ -1,16 +1,16 @@
-"""A message that is handed out again, or given up: how it lies in the retry and dead-letter topics
-of its group. Pure.
+"""Retries and dead letters of a message, as stored in the retry and dead-letter topics of its
+group. Pure.
 
 Both are copies with the message's own id, key, tag and properties, and these reserved ones:
 
     RETRY_TOPIC          the topic that it was sent to                                  RocketMQ's
-    RECONSUME_TIME       how often it was handed out; so does the field of the header,
+    RECONSUME_TIME       number of deliveries; as in the field of the header,
                          alone in a copy of a broker's message                          RocketMQ's
     ORIGIN_MESSAGE_ID    its id (a broker notes store host and log offset)              RocketMQ's
     WAIT                 "false", in a copy of a broker's message                       RocketMQ's
     DELAY                "0", in a dead letter of a broker's message                    RocketMQ's
     __origin             the queue and the queue offset of its first delivery, "2:1041"
-    __generation         of the group, when it was put off: a reset ends those of before
+    __generation         of the group at that time: a reset ends those of earlier ones
     DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, __reason    of a dead letter
     __damaged            of a dead letter whose message could not be read: the log offset of its
                          record, or "unknown"
@@ -43,7 +43,7 @@ _OF_A_DEAD_LETTER = frozenset(
 
 
 class Origin(NamedTuple):
-    """Where a message was delivered first."""
+    """The place of a message's first delivery."""
 
     queue: QueueId
     queue_offset: int
@@ -58,8 +58,8 @@ def dead_letter_queue(group: str) -> QueueId:
 
 
 def origin_of(message: StoredMessage) -> Origin:
-    """Of a message that was put off by a broker, which does not say, the topic is known and the
-    rest is where it lies.
+    """The place of the message's first delivery. For a retry that a broker delayed only the topic
+    is known, and the rest is its present place.
     """
     topic = message.system.get(properties.RETRY_TOPIC)
     if topic is None:
@@ -71,10 +71,10 @@ def origin_of(message: StoredMessage) -> Origin:
 
 
 def attempts_of(message: Message) -> int:
-    """How often it was handed out, before it came to where it lies.
+    """Number of deliveries before the message was stored at its present place.
 
-    A broker counts in the header alone, also in its copies of ours. Its record may have any number;
-    a higher one than the most attempts of a group is this one.
+    A broker counts in the header alone, also in its copies of EscrowMQ's messages. Its record may
+    have any number; one above the maximum number of attempts is taken as that.
     """
     noted = _number(message.system.get(properties.RECONSUME_TIME, ""))
     if message.header is not None:
@@ -96,19 +96,19 @@ def is_stub(message: Message) -> bool:
 
 
 def may_be_stub_id(message_id: str, queue: QueueId) -> bool:
-    """Whether a stub that stands for a message of this queue may have the id."""
+    """Whether the id may be that of a stub for a message of this queue."""
     return message_id.startswith(f"{_STUB_ID}{queue.topic}_{queue.number}_")
 
 
 def damaged_log_offset(stub: Message) -> int | None:
-    """The log offset of the damaged record; None where it is not known."""
+    """The log offset of the damaged record; None if it is unknown."""
     noted = stub.system.get(_DAMAGED, _UNKNOWN)
     return None if noted == _UNKNOWN else _number(noted)
 
 
 def as_delivered(message: StoredMessage) -> StoredMessage:
-    """A message of the retry or dead-letter topic as its consumers know it: in the place of its
-    first delivery.
+    """The message of a retry or dead-letter topic, as consumers know it: at the place of its first
+    delivery.
     """
     origin = origin_of(message)
     return msgspec.structs.replace(message, queue=origin.queue, queue_offset=origin.queue_offset)
@@ -139,9 +139,8 @@ def dead_letter_copy(message: StoredMessage, group: str, *, attempts: int, reaso
 def stub(
     group: str, place: Origin, *, attempts: int, reason: str, log_offset: int | None, now_ms: int
 ) -> Message:
-    """The dead letter of a message that cannot be read.
-
-    Its own id is not known: the stub is named by the place.
+    """The dead letter of a message that cannot be read. The id of the message is unknown, so the
+    stub is named by its place.
     """
     queue, queue_offset = place
     message_id = f"{_STUB_ID}{queue.topic}_{queue.number}_{queue_offset}"

@@ -31,7 +31,7 @@ class GroupDump(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableDump(msgspec.Struct, frozen=True, kw_only=True):
-    """The table, and when that was on both clocks."""
+    """The table, and the time of the dump on both clocks."""
 
     wall_ms: int
     monotonic_ms: int
@@ -49,7 +49,7 @@ def dump_table(table: LeaseTable, now: ClockReading) -> TableDump:
 
 
 def load_table(table: LeaseTable, dump: TableDump, now: ClockReading) -> None:
-    """Put what a snapshot has into an empty table."""
+    """Load a snapshot into an empty table."""
     # The time since then counts as the wall clock shows it; a clock that was turned back makes
     # no lease longer.
     passed_ms = max(0, now.wall_ms - dump.wall_ms)
@@ -61,8 +61,8 @@ def load_table(table: LeaseTable, dump: TableDump, now: ClockReading) -> None:
 
 
 def dump_group(leases: GroupLeases) -> GroupDump:
-    """The table of a group as the log has it. Leases that are not in the log yet are left out: they
-    have been answered to no client.
+    """The table of a group, as the log has it. Leases that are not in the log yet are left out:
+    their receive has not been answered.
     """
     retries = leases.retries
     waiting = dict(retries.waiting)
@@ -93,7 +93,9 @@ def dump_group(leases: GroupLeases) -> GroupDump:
 
 
 def load_group(dump: GroupDump, *, now_ms: int, later_ms: int) -> GroupLeases:
-    """`now_ms`: on the monotonic clock, which shows `later_ms` more for the moments of the dump."""
+    """Load a group. `now_ms`: on the monotonic clock, which is `later_ms` ahead of that of the
+    dump.
+    """
     retries = Retries(
         generation=dump.generation, void_before=dump.void_before, start=dump.retry_start
     )

@@ -1,6 +1,6 @@
 """Tasks over many messages, such as a redrive, and their progress. Pure.
 
-One kind so far: dead letters are redriven. A task is derived from the lease events: it goes on
+One kind so far: redrives of dead letters. A task is derived from the lease events, so it continues
 after a restart where it was.
 """
 
@@ -21,7 +21,8 @@ class TaskState(StrEnum):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which dead letters: what is said must all hold; nothing said is all of them.
+    """A selection of dead letters: all conditions that are given must hold; without any, all dead
+    letters.
 
     Times are wall milliseconds.
     """
@@ -43,11 +44,10 @@ _EVERYTHING = Wanted()
 
 
 class Task(msgspec.Struct, kw_only=True):
-    """`end`: dead letters from there on came later.
+    """A task. `end`: dead letters from this offset on came later and are not part of it.
 
-    `total`: messages that it was to be about; `done`: those redriven.
-
-    Where they were named, these are numbers of names, and `done_ids` says which were done.
+    `total`: number of messages that it selects; `done`: number of those redriven. If message ids
+    were named, both count ids, and `done_ids` has those that were redriven.
     """
 
     task_id: str
@@ -76,21 +76,21 @@ class Task(msgspec.Struct, kw_only=True):
 
     @property
     def failed(self) -> int:
-        """Messages that it was to be about and that were no dead letters when their turn came;
-        known at its end.
+        """Number of selected messages that were no longer dead letters at their turn; known when
+        the task has ended.
         """
         return max(0, self.total - self.done) if self.state is TaskState.DONE else 0
 
     @property
     def failed_ids(self) -> list[str]:
-        """Of those, the ones that were named."""
+        """The named ids among the failed messages."""
         if self.wanted.message_ids is None or self.state is not TaskState.DONE:
             return []
         return sorted(self.wanted.message_ids - self.done_ids)
 
 
 def eta_ms(task: Task, now_ms: int) -> int | None:
-    """How long a running task may still take, by its rate and its speed so far; None where that is
+    """Estimated time until a running task ends, by its rate limit and its speed so far; None if
     unknown. `now_ms`: wall.
     """
     left = max(0, task.total - task.done)
@@ -102,14 +102,14 @@ def eta_ms(task: Task, now_ms: int) -> int | None:
 
 
 class Tasks:
-    """The running ones, and the last that ended."""
+    """The running tasks, and the last ones that ended."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[str, Task] = OrderedDict()
         self._by_key: dict[tuple[str, str], str] = {}
 
     def __iter__(self) -> Iterator[Task]:
-        """In the order in which they were begun."""
+        """The tasks, in the order in which they began."""
         return iter(list(self._tasks.values()))
 
     def get(self, task_id: str) -> Task | None:

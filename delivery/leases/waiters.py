@@ -20,7 +20,7 @@ _CALLED = "\0"  # no attempt id
 
 
 class _GroupWaiters:
-    """The receives of one group that wait, and the tasks that watch its queues for them."""
+    """The waiting receives of one group, and the tasks that watch its queues."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[Callable[[], None], str | None] = OrderedDict()
@@ -43,9 +43,9 @@ class Waiters:
         *,
         attempt_id: str | None = None,
     ) -> None:
-        """Call `call` once when it may be worth looking again, or the service stops.
+        """Call `call` once: when a receive may succeed, or the service stops.
 
-        `queues`: those of the group, and from where on a message in them is new.
+        `queues`: the queues of the group, each with the offset from which a message is new.
         """
         if self._is_stopping:
             call()
@@ -59,23 +59,22 @@ class Waiters:
                 )
 
     def remove(self, group: str, call: Callable[[], None]) -> None:
-        """Do not call `call` any more.
-
-        Where it was called, what it was called for is for another consumer.
-        """
+        """Cancel the call of `call`. If it was called already, another consumer is woken."""
         waiters = self._groups.get(group)
         if waiters is None or waiters.waiting.pop(call, _CALLED) is _CALLED:
             self.wake(group)
 
     def wake(self, group: str) -> None:
-        """There is something for one who waits."""
+        """Wake one waiting receive of the group."""
         waiters = self._groups.get(group)
         if waiters is not None and waiters.waiting:
             call, _ = waiters.waiting.popitem(last=False)
             call()
 
     def wake_twins(self, group: str, attempt_id: str) -> None:
-        """The same request, sent again because the first one seemed lost, waits in vain."""
+        """Wake the receives that wait with this attempt id: the attempt has its messages now, and
+        they return the same ones.
+        """
         waiters = self._groups.get(group)
         if waiters is not None:
             for call in [
@@ -85,7 +84,7 @@ class Waiters:
                 call()
 
     def wake_all(self, group: str) -> None:
-        """The group is no longer what it was."""
+        """Wake all waiting receives of the group, since it was changed."""
         waiters = self._groups.get(group)
         while waiters is not None and waiters.waiting:
             self.wake(group)
@@ -97,7 +96,7 @@ class Waiters:
             self.wake_all(group)
 
     async def aclose(self) -> None:
-        """The watchers have ended on return."""
+        """Stop the watchers; they have ended on return."""
         self.stop()
         watchers = [
             watcher for waiters in self._groups.values() for watcher in waiters.watchers.values()
@@ -108,7 +107,7 @@ class Waiters:
             await asyncio.wait(watchers)
 
     async def _watch(self, group: str, waiters: _GroupWaiters, queue: QueueId, offset: int) -> None:
-        """Wake one receive for each arrival, as long as any waits."""
+        """Wake one receive for each arrival, while any receive waits."""
         try:
             while waiters.waiting and not self._is_stopping:
                 if await self._store.wait_for_arrival(queue, offset, timeout_ms=_WATCH_MS):

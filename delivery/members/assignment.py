@@ -36,7 +36,7 @@ class Strategy(StrEnum):
 
 
 class Candidate(NamedTuple):
-    """A member of a group, to be given queues."""
+    """A member of a group that takes part in an assignment."""
 
     member_id: str
     client_id: str
@@ -113,9 +113,10 @@ def _circle(members: Sequence[Candidate], queues: Sequence[QueueId]) -> _Pairs:
 
 
 def _sticky(members: Sequence[Candidate], queues: Sequence[QueueId]) -> _Pairs:
-    """Each member keeps what it owns, up to its share; what is left goes to who has less.
+    """Each member keeps the queues that it owns, up to its share; the rest goes to members with
+    fewer.
 
-    The larger shares go first to members that own as much: so the fewest queues move.
+    The larger shares go first to members that own as many, so that the fewest queues move.
     """
     free = dict.fromkeys(queues)  # as an ordered set
     owned: list[list[QueueId]] = []

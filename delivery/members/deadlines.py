@@ -8,7 +8,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Deadlines(Generic[K]):
-    """Each thing has one; a later one replaces it."""
+    """Deadlines of things, one for each; a later one replaces it."""
 
     def __init__(self) -> None:
         self._due_ms: dict[K, int] = {}
@@ -29,7 +29,9 @@ class Deadlines(Generic[K]):
         self._due_ms.pop(thing, None)
 
     def due(self, now_ms: int) -> list[K]:
-        """Things whose time is up; each stays until it is dropped or gets another time."""
+        """Things whose deadline has passed; each is returned until it is dropped or gets another
+        deadline.
+        """
         found: dict[K, None] = {}
         while self._heap and self._heap[0][0] <= now_ms:
             due_ms, _, thing = heapq.heappop(self._heap)

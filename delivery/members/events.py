@@ -23,9 +23,8 @@ class MemberEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="ev
 
 
 class Joined(MemberEvent, frozen=True, tag="joined"):
-    """`named`: queues, by the strategy `manual`. `room`: by `machine_room`.
-
-    `is_broadcast`: it gets every queue of its topics, as each other member of the group.
+    """A member joined. `named`: queues, for the strategy `manual`. `room`: for `machine_room`.
+    `is_broadcast`: it gets every queue of its topics, as does each other member of the group.
     """
 
     member_id: str
@@ -39,8 +38,8 @@ class Joined(MemberEvent, frozen=True, tag="joined"):
 
 
 class Left(MemberEvent, frozen=True, tag="left"):
-    """`keeps_locks`: until their leases end; of members that were not heard of any more, and may
-    still be at work.
+    """A member left. `keeps_locks`: its locks last until their leases end, since a member whose
+    session timed out may still be at work.
     """
 
     member_ids: tuple[str, ...]
@@ -48,10 +47,10 @@ class Left(MemberEvent, frozen=True, tag="left"):
 
 
 class Shared(MemberEvent, frozen=True, tag="shared"):
-    """The queues are shared out among the members that the group has.
+    """The queues were assigned to the members of the group.
 
-    By number of queues of each topic, and rooms: all that an assignment depends on beside the
-    members, so that a replay comes to the same one.
+    The event has the numbers of queues and the rooms: everything that an assignment depends on
+    besides the members, so that a replay computes the same one.
     """
 
     generation: int
@@ -65,20 +64,20 @@ class Locked(MemberEvent, frozen=True, tag="locked"):
 
 
 class Unlocked(MemberEvent, frozen=True, tag="unlocked"):
-    """Given back, or their leases have ended."""
+    """Locks were released, or their leases ended."""
 
     queues: tuple[QueueId, ...]
 
 
 class Committed(MemberEvent, frozen=True, tag="committed"):
-    """Offsets of one client of a broadcast group; those of other groups are the group's own."""
+    """Offsets of one client of a broadcast group. In other groups offsets belong to the group."""
 
     client_id: str
     offsets: tuple[tuple[QueueId, int], ...]
 
 
 class TopicEnded(MemberEvent, frozen=True, tag="topic_ended"):
-    """The topic was deleted, with the locks of its queues and the offsets of clients in them."""
+    """A topic was deleted, with the locks of its queues and the clients' offsets in them."""
 
     topic: str
 

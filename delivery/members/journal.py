@@ -24,7 +24,7 @@ class MemberJournal:
         self._log = DerivedTable(store, SNAPSHOT, {MEMBER_QUEUE: OnDamage.REFUSE})
 
     async def start(self) -> int:
-        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        """Restore the table from the last snapshot and the log; the number of events replayed."""
         await self._store.create_topic(MEMBER_QUEUE.topic, queue_count=1)
         data = await self._log.load()
         if data is not None:
@@ -60,7 +60,7 @@ class MemberJournal:
         self._log.count(appended)
 
     def group(self, group: str) -> GroupMembers:
-        """As it is, for reading: one that never had members is empty."""
+        """The group, for reading; empty if it never had members."""
         return self.groups.get(group) or GroupMembers(group)
 
     def _apply(self, event: AnyMemberEvent) -> None:

@@ -155,8 +155,8 @@ class Members:
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     async def run_once(self) -> int:
-        """End sessions and locks whose time is up, and share out again where queues came or went;
-        the number of groups that changed.
+        """End expired sessions and locks, and assign queues again if their number changed; the
+        number of groups that changed.
         """
         now_ms = self._clock.monotonic_ms()
         groups = dict.fromkeys(group for group, _ in self._sessions.due(now_ms))
@@ -177,11 +177,11 @@ class Members:
     # members
 
     def of_group(self, group: str) -> GroupMembers:
-        """As it is now, for reading."""
+        """The members of the group, for reading."""
         return self._journal.group(group)
 
     def is_in_use(self, group: str) -> bool:
-        """Do members share the queues of the group, so that nothing of it is leased?"""
+        """Whether members share the queues of the group, so that no message of it is leased."""
         return group in self._joining or self.of_group(group).is_in_use
 
     def heard_at_ms(self, member_id: str) -> int:
@@ -195,33 +195,35 @@ class Members:
         return sum(len(one.locks) for one in self._journal.groups.values())
 
     def expires_ms(self, group: str, member_id: str) -> int:
-        """When its session ends, on the monotonic clock."""
+        """When the member's session ends, on the monotonic clock."""
         expires_ms = self._sessions.get((group, member_id))
         assert expires_ms is not None, "a member has a session"
         return expires_ms
 
     def check_unused(self, group: str) -> None:
-        """Raises GroupActive where members share the queues of the group."""
+        """Raise GroupActive if members share the queues of the group."""
         if self.is_in_use(group):
             raise GroupActive(f"members share the queues of group {group}")
 
     def check_join(self, group: str, request: JoinRequest) -> None:
-        """Raise what `join` would, but for leases and groups that do not exist."""
+        """Raise the errors of `join`, except for leases and for groups that do not exist."""
         members = self.of_group(group)
         if members.first is not None:
             _check_alike(members.first, request)
         self._check_limits(members, len(request.named))
 
     async def check_not_leased(self, group: str) -> None:
-        """Raises GroupActive where messages of the group are leased, or wait for a retry, which no
-        member would get; UnknownGroup.
+        """Raise GroupActive if messages of the group are leased or wait for a retry, which no
+        member would get; UnknownGroup if there is no such group.
         """
         await self._positions.check_no_leases(group)
         if not self.of_group(group).is_in_use:
             await self._positions.check_no_retries(group)
 
     async def join(self, group: str, request: JoinRequest) -> Membership:
-        """Raises GroupActive, LimitReached, UnknownGroup."""
+        """Add a member, and assign the queues again. Raises GroupActive, LimitReached,
+        UnknownGroup.
+        """
         return await self._locks.shielded(self._join(group, request))
 
     async def heartbeat(
@@ -241,20 +243,22 @@ class Members:
         return self._assignment_of(group, member_id)
 
     async def leave(self, group: str, member_id: str) -> None:
-        """Its queues are free, and locked no more. Durable on return. Raises UnknownMember."""
+        """Remove a member; its queues and their locks are free. Durable on return. Raises
+        UnknownMember.
+        """
         await self._locks.shielded(self._leave(group, member_id))
 
     async def end(self, group: str) -> None:
-        """The group is deleted: it has no members any more. Durable on return."""
+        """Remove all members of a deleted group. Durable on return."""
         await self._locks.shielded(self._end(group))
 
     async def end_topic(self, topic: str) -> None:
-        """The topic was deleted: no member owns queues of it. Durable on return."""
+        """Take the queues of a deleted topic from all members. Durable on return."""
         for group in list(self._journal.groups):
             await self._locks.shielded(self._end_topic(group, topic))
 
     def share_soon(self) -> None:
-        """Look at the number of queues at the next run, not only when it is time."""
+        """Check the numbers of queues at the next run, even before it is time."""
         self._shared_ms = self._clock.monotonic_ms() - self._options.share_interval_ms
 
     # ----------------------------------------------------------------------------------------------
@@ -270,7 +274,7 @@ class Members:
         return await self._locks.shielded(self._lock(group, member_id, queues, generation))
 
     async def unlock(self, group: str, member_id: str, queues: Iterable[QueueId]) -> list[QueueId]:
-        """Give locks back; those that the member held. Raises UnknownMember."""
+        """Release locks that the member holds; the queues released. Raises UnknownMember."""
         return await self._locks.shielded(self._unlock(group, member_id, queues))
 
     # ----------------------------------------------------------------------------------------------
@@ -389,7 +393,7 @@ class Members:
             return given_back
 
     async def _record(self, group: str, events: Sequence[AnyMemberEvent]) -> None:
-        """Record what happened, and the assignment that follows from it; tell who waits."""
+        """Record a change and the assignment that follows from it, and wake waiting calls."""
         before = self.of_group(group)
         known, locked = set(before.members), set(before.locks)
         generation = before.generation + 1
@@ -408,7 +412,7 @@ class Members:
         self._changes.notify(group)
 
     def _forget(self, group: str, members: Iterable[str], locks: Iterable[QueueId]) -> None:
-        """Forget the times of members and locks that are no more."""
+        """Forget the deadlines of members and locks that no longer exist."""
         for member_id in members:
             self._sessions.drop((group, member_id))
             self._heard_ms.pop(member_id, None)
@@ -438,7 +442,7 @@ class Members:
         return {topic: self._queue_count(group, topic) for topic in sorted(topics)}
 
     def _is_outdated(self, members: GroupMembers) -> bool:
-        """Have queues or rooms changed since they were shared out?"""
+        """Whether queues or rooms have changed since the last assignment."""
         shared = members.shared
         return (
             shared is not None

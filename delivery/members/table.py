@@ -48,7 +48,7 @@ class GroupMembers(msgspec.Struct, array_like=True):
 
     @property
     def first(self) -> Joined | None:
-        """Its strategy and its way of delivery hold while there are members."""
+        """The first member: its strategy and its kind of delivery apply while there are members."""
         return next(iter(self.members.values()), None)
 
     @property
@@ -57,11 +57,13 @@ class GroupMembers(msgspec.Struct, array_like=True):
 
     @property
     def is_in_use(self) -> bool:
-        """Are there members, or some that were not heard of any more and may still be at work?"""
+        """Whether there are members, or members whose session timed out and that may still be at
+        work.
+        """
         return bool(self.members or self.locks)
 
     def get(self, member_id: str) -> Joined:
-        """Raises UnknownMember."""
+        """The member with this id. Raises UnknownMember."""
         member = self.members.get(member_id)
         if member is None:
             raise UnknownMember(f"group {self.group} has no member {member_id[:_SHOWN]}")
@@ -70,7 +72,7 @@ class GroupMembers(msgspec.Struct, array_like=True):
     def check_owner(
         self, member_id: str, queues: Iterable[QueueId], generation: int | None
     ) -> None:
-        """Raises Fenced, for a member that is none too."""
+        """Raise Fenced if the member does not own the queue, or does not exist."""
         lost = self.lost(member_id, queues, generation)
         if lost:
             raise Fenced(f"queue {lost[0]} is not member {member_id[:_SHOWN]}'s any more")
@@ -78,8 +80,8 @@ class GroupMembers(msgspec.Struct, array_like=True):
     def lost(
         self, member_id: str, queues: Iterable[QueueId], generation: int | None
     ) -> list[QueueId]:
-        """Those of the queues that the member does not own, or did not in that generation and has
-        got back since: another member was at work on them.
+        """The queues that the member does not own, or did not own in that generation and got back
+        since: another member has worked on them.
         """
         owned = set(self.owned.get(member_id, ()))
         return [
@@ -112,16 +114,16 @@ class GroupMembers(msgspec.Struct, array_like=True):
         )
 
     def to_store(self) -> "GroupMembers":
-        """As a snapshot keeps it: without what `restore` works out."""
+        """The state for a snapshot, without what `restore` computes."""
         return msgspec.structs.replace(self, owned={}) if self.is_broadcast else self
 
     def restore(self) -> None:
-        """Complete what was read from a snapshot."""
+        """Compute what a snapshot does not have."""
         if self.is_broadcast and self.shared is not None:
             self.owned = self.share(self.shared.queue_counts, self.shared.rooms)
 
     def apply(self, event: AnyMemberEvent) -> None:
-        """Change what the event says; all but the end of the group."""
+        """Change the table by an event, except by the end of the group."""
         match event:
             case Joined():
                 self.members[event.member_id] = event

@@ -42,13 +42,13 @@ class Advanced(NamedTuple):
 
     @property
     def is_behind(self) -> bool:
-        """Had the group settled messages here that the broker's offset leaves open?"""
+        """Whether the group had settled messages that the broker's offset leaves open."""
         return self.offset < self.before
 
 
 class GroupStanding(NamedTuple):
-    """Where a group continues in each queue; `ahead`: messages that are settled, or not for the
-    group, beyond these offsets.
+    """The offset at which a group continues in each queue; `ahead`: number of messages beyond these
+    offsets that are settled or filtered out.
     """
 
     offsets: dict[QueueId, int]
@@ -56,7 +56,7 @@ class GroupStanding(NamedTuple):
 
 
 class BrokerPositions:
-    """Merges positions of a broker, and gives those of EscrowMQ. Event loop only."""
+    """Merges positions of a broker, and exports those of EscrowMQ. Event loop only."""
 
     def __init__(
         self,
@@ -73,9 +73,8 @@ class BrokerPositions:
         self._reader = QueueReader(journal.store)
 
     async def advance(self, group: str, offsets: Mapping[QueueId, int]) -> list[Advanced]:
-        """Settle all messages below these offsets; what is settled beyond them stays so.
-
-        Durable on return. Done again, it changes nothing.
+        """Settle all messages below these offsets; messages settled beyond them stay so. Durable on
+        return. Idempotent.
         """
         async with self._receiver.claim_lock(group):
             leases = self._journal.table.group(group)
@@ -117,11 +116,11 @@ class BrokerPositions:
         return found
 
     async def move_retries(self, group: str, queue: QueueId, topic: str) -> int:
-        """Copy messages of a further retry queue of a broker to the retry queue of the group, from
-        the position of the group in that queue on; the number of copies.
+        """Copy messages of another retry queue of a broker to the retry queue of the group, from
+        the group's position in that queue; the number of copies.
 
-        `topic`: of their first delivery, where they do not name it. Durable on return. After a
-        crash it goes on where it was.
+        `topic`: of their first delivery, for those that do not name it. Durable on return. After a
+        crash it continues where it was.
         """
         bounds = await self._store.offsets(queue)
         leases, moved = self._journal.table.group(group), 0
@@ -145,8 +144,8 @@ class BrokerPositions:
         return moved
 
     async def standing(self, group: str, rules: GroupRules) -> GroupStanding:
-        """Where a broker lets the group continue, in each queue that the group reads or has a
-        position in.
+        """The offset at which a broker lets the group continue, in each queue that the group reads
+        or has a position in.
         """
         leases = self._journal.table.group(group)
         queues = {

@@ -31,8 +31,8 @@ _LETTERS = 1_000  # dead letters that one event names
 class Move(NamedTuple):
     """The effect of a reset in one queue.
 
-    `settled`: messages that the group was done with, of those in between and of those behind
-    `from_offset`; `again`: those of them that come once more. `leases`, `retries`: how many end.
+    `settled`: settled messages, of those in between and of those from `from_offset` on; `again`:
+    those of them that are delivered again. `leases`, `retries`: how many end.
     """
 
     queue: QueueId
@@ -49,9 +49,9 @@ class Move(NamedTuple):
 
 
 class QueueLag(NamedTuple):
-    """Numbers of messages, before any filter. `waiting`: for a retry, or, in an ordered group, for
-    their key; `oldest_ready_ms`: when the oldest one that is ready was stored; `skipped`: ever, by
-    the group's rules; `damaged`: ever, since their records could not be read.
+    """Numbers of messages in one queue, before any filter. `waiting`: for a retry, or, in an
+    ordered group, for their key; `oldest_ready_ms`: when the oldest ready message was stored;
+    `skipped`: in total, by the group's rules; `damaged`: in total, with unreadable records.
     """
 
     queue: QueueId
@@ -84,8 +84,8 @@ class Positions:
         self._limit = limit
 
     async def get(self, group: str, queue: QueueId) -> int | None:
-        """Everything below is settled; None where the group has not said and not received
-        anything.
+        """The committed offset: everything below is settled. None if the group has neither
+        committed nor received anything.
         """
         leases = self._journal.table.find(group)
         if leases is None:
@@ -94,9 +94,8 @@ class Positions:
         return await self._queues.committed(leases, queue) if known is None else known.slots.prefix
 
     async def set(self, group: str, positions: Mapping[QueueId, int]) -> None:
-        """Go on at these offsets; leases in these queues end.
-
-        Durable on return. Raises LimitReached.
+        """Continue at these offsets; leases in these queues end. Durable on return. Raises
+        LimitReached.
         """
         async with self._receiver.claim_lock(group):
             await self._check_limits(group, positions, pointer="/offsets")
@@ -126,7 +125,7 @@ class Positions:
     async def _plan(
         self, group: str, positions: Mapping[QueueId, int], begun: Mapping[QueueId, Sequence[Run]]
     ) -> list[Move]:
-        """`begun`: as `_retries_of` says."""
+        """The effect in one queue. `begun`: see `_retries_of`."""
         leases = self._journal.table.find(group)
         waiting = {} if leases is None else leases.retries.waiting
         moves = []
@@ -152,11 +151,8 @@ class Positions:
         return moves
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
-        """Go on at these offsets.
-
-        The leases and the waiting retries of these queues end. Durable on return.
-
-        Raises LimitReached.
+        """Continue at these offsets. The leases and the waiting retries of these queues end.
+        Durable on return. Raises LimitReached.
         """
         async with self._receiver.claim_lock(group):
             await self._check_limits(group, positions, pointer="/topic")
@@ -174,8 +170,8 @@ class Positions:
         return moves
 
     async def delete(self, group: str) -> None:
-        """Forget the group's positions, leases and retries; a new one of its name begins without
-        them.
+        """Forget the group's positions, leases and retries, so that a new group of the same name
+        has none.
         """
         ends = []
         for queue in (retry_message.retry_queue(group), retry_message.dead_letter_queue(group)):
@@ -193,8 +189,8 @@ class Positions:
         self._waiters.wake_all(group)
 
     async def end_topic(self, group: str, topic: str, dead_letters: Sequence[int]) -> None:
-        """Forget where the group is in a deleted topic; its leases, retries and these dead letters
-        end. Durable on return.
+        """Forget the group's position in a deleted topic, and end its leases, retries and these
+        dead letters. Durable on return.
         """
         async with self._receiver.claim_lock(group):
             leases = self._journal.table.group(group)
@@ -296,7 +292,7 @@ class Positions:
     async def _retries_of(
         self, leases: GroupLeases, queues: Container[QueueId]
     ) -> dict[QueueId, list[Run]]:
-        """Messages of these queues in the retry topic that the group has begun with."""
+        """Messages of these queues in the retry topic that the group has scanned."""
         retries = leases.find(leases.retry_queue)
         found: dict[QueueId, list[Run]] = {}
         for slot in [] if retries is None else list(retries.slots):

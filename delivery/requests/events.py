@@ -37,9 +37,8 @@ class RequestEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="e
 
 
 class Opened(RequestEvent, frozen=True, tag="opened"):
-    """In one append with the request's message.
-
-    `key`: what its Idempotency-Key is looked up by; `fingerprint`: of what was sent.
+    """A request was opened, in one append with its message. `key`: by which its Idempotency-Key is
+    looked up; `fingerprint`: of the request body.
     """
 
     request_id: str
@@ -51,8 +50,8 @@ class Opened(RequestEvent, frozen=True, tag="opened"):
 
 
 class Replied(RequestEvent, frozen=True, tag="replied"):
-    """In one append with the reply, which lies at `from_offset` of the reply topic or behind, and
-    what it settles.
+    """A request was replied to, in one append with the reply, which is at `from_offset` of the
+    reply topic or later, and with the acknowledgement of its message.
     """
 
     request_id: str
@@ -113,7 +112,7 @@ def as_request(message: Message, request_id: str, *, timeout_ms: int, reply_by_m
 
 
 def asked_by(message: Message) -> Asked | None:
-    """None where the message is no request of ours."""
+    """The request of a message; None if the message is not a request of EscrowMQ."""
     reply_by = message.system.get(properties.REPLY_BY)
     request_id = message.system.get(properties.CORRELATION_ID)
     if reply_by is None or request_id is None or not reply_by.isdigit():
@@ -122,7 +121,7 @@ def asked_by(message: Message) -> Asked | None:
 
 
 class ReplyBody(NamedTuple):
-    """The answer of a consumer. `own`: its own properties; `content_type`: of the body."""
+    """The body of a reply. `own`: properties of the replier; `content_type`: of the body."""
 
     body: bytes
     content_type: str | None

@@ -51,7 +51,7 @@ class RequestJournal:
         self._log = DerivedTable(store, SNAPSHOT, {REQUEST_QUEUE: OnDamage.REFUSE})
 
     async def start(self) -> int:
-        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        """Restore the table from the last snapshot and the log; the number of events replayed."""
         for queue in (REQUEST_QUEUE, REPLY_QUEUE):
             await self.store.create_topic(queue.topic, queue_count=1)
         data = await self._log.load()
@@ -81,37 +81,37 @@ class RequestJournal:
     # changes
 
     def is_due(self, request: Request) -> bool:
-        """Is its time up, though it is not closed yet?"""
+        """Whether the deadline of a pending request has passed."""
         return (
             request.state is RequestState.PENDING
             and request.deadline_ms <= self.clock.monotonic_ms()
         )
 
     def apply(self, requests: Sequence[Request], event: AnyRequestEvent) -> None:
-        """The log has the event."""
+        """Apply an event that is in the log."""
         for request in requests:
             self.table.apply(request, event)
             self.conditions.notify(request.request_id)
 
     async def record(self, events: Sequence[AnyRequestEvent]) -> None:
-        """From the reserve: a full disk keeps no request open."""
+        """Append events. Uses the reserve, so that requests are closed on a full disk, too."""
         self.count(await self.append([event_message(event) for event in events], from_reserve=True))
 
     async def append(self, messages: Sequence[Message], *, from_reserve: bool) -> list[Appended]:
-        """On disk on return."""
+        """Append messages and events. Durable on return."""
         return await self._log.append(
             messages, durability=Durability.SYNCED, from_reserve=from_reserve
         )
 
     def count(self, appended: Sequence[Appended]) -> None:
-        """The table reflects these events, of those that were appended."""
+        """Note that the table reflects these events, of those that were appended."""
         self._log.count(appended)
 
     # ----------------------------------------------------------------------------------------------
     # finding
 
     async def find(self, request_id: str) -> Request:
-        """As memory or the log has it. Raises UnknownRequest."""
+        """The request, from memory or the log. Raises UnknownRequest."""
         known = self.table.get(request_id)
         if known is None and self.table.has_forgotten:
             known = await self.recall(request_id)
@@ -120,8 +120,8 @@ class RequestJournal:
         return known
 
     async def recall(self, sought: str) -> Request | None:
-        """A closed request that memory has forgotten, by its id or its key, from its events in the
-        log.
+        """A closed request that is no longer in memory, by its id or its key, from its events in
+        the log.
         """
         found = await self.store.find_messages(
             sought, topics=[REQUEST_QUEUE.topic], max_messages=_MOST_EVENTS
@@ -163,8 +163,8 @@ class RequestJournal:
                 self.table.apply(request, event)
 
     def deadline_of(self, opened: Opened) -> int:
-        """On the monotonic clock; whatever the wall clock did, it is at most the timeout
-        from now.
+        """The deadline on the monotonic clock; at most the timeout from now, even if the wall clock
+        was set.
         """
         left_ms = opened.at_ms + opened.timeout_ms - self.clock.wall_ms()
         return self.clock.monotonic_ms() + max(0, min(left_ms, opened.timeout_ms))

@@ -1,4 +1,4 @@
-"""Replies to requests: the reply, what becomes of the request, and the acknowledgement of its
+"""Replies to requests: the reply, the new state of the request, and the acknowledgement of its
 message, in one append.
 """
 
@@ -57,10 +57,11 @@ class Replier:
         key: str | None,
         fingerprint: str,
     ) -> Outcome:
-        """Store the reply and be done with the request's message, in one step. Durable on return.
+        """Store the reply and acknowledge the request's message, in one step. Durable on return.
 
-        Late where the request has timed out. Asked again with the same key: what was answered then.
-        Raises UnknownRequest, RequestClosed, IdempotencyKeyReused, and what `append` raises.
+        A reply to a request that has timed out is marked as late. The same key again returns the
+        first result. Raises UnknownRequest, RequestClosed, IdempotencyKeyReused, and what `append`
+        raises.
         """
         return await self._locks.shielded(self._reply(request_id, body, handle, key, fingerprint))
 

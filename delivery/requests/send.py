@@ -16,7 +16,9 @@ from storage.message import Durability, Message
 
 
 class RepeatableKey(NamedTuple):
-    """`fingerprint`: of what was sent; `window_ms`: how long the key counts."""
+    """An idempotency key. `fingerprint`: of the request body; `window_ms`: how long the key is
+    remembered.
+    """
 
     key: str
     fingerprint: str
@@ -24,7 +26,7 @@ class RepeatableKey(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`replayed`: it was asked for before, and this is what has become of it."""
+    """A stored request. `replayed`: it was stored by an earlier call with the same key."""
 
     request: Request
     replayed: bool
@@ -57,7 +59,7 @@ class Requester:
         key: RepeatableKey | None,
         durability: Durability | None,
     ) -> Outcome:
-        """Store a request, once for its key. `make`: its message, asked for when it is needed.
+        """Store a request, once for its key. `make`: makes its message, when it is needed.
 
         Raises IdempotencyKeyReused, IdempotencyInProgress, Backpressure, and what `make` and
         `append` raise.

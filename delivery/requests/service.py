@@ -44,7 +44,7 @@ class Requests:
         *,
         ack_beside: AckBeside,
     ) -> None:
-        """`ack_beside`: as `Replier` says."""
+        """`ack_beside`: see `Replier`."""
         self._store = store
         self._clock = clock
         self._journal = RequestJournal(store, clock, options)
@@ -58,12 +58,12 @@ class Requests:
     # life cycle
 
     async def start(self) -> int:
-        """Give the table back from the last snapshot and the log; the number of events replayed."""
+        """Restore the table from the last snapshot and the log; the number of events replayed."""
         return await self._journal.start()
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where
-        nothing is new.
+        """Save the table, so that a start replays only later events. The number of bytes; 0 if
+        nothing has changed.
         """
         return await self._journal.save_snapshot()
 
@@ -73,11 +73,11 @@ class Requests:
         self._journal.conditions.notify_all()
 
     async def drain(self) -> None:
-        """Return once every change that was begun has ended."""
+        """Return when every change that was begun has ended."""
         await self._locks.drain()
 
     async def run_once(self) -> int:
-        """Close the requests whose time is up; how many."""
+        """Close the requests whose deadline has passed; their number."""
         count = 0
         while due := self.table.due(self._clock.monotonic_ms(), most=_TIMED_OUT_TOGETHER):
             try:
@@ -98,7 +98,7 @@ class Requests:
         key: RepeatableKey | None,
         durability: Durability | None,
     ) -> Outcome:
-        """Store a request, once for its key. As `Requester.open`."""
+        """Store a request, once for its key. See `Requester.open`."""
         outcome = await self._requester.open(
             topic, make, timeout_ms=timeout_ms, key=key, durability=durability
         )
@@ -117,31 +117,27 @@ class Requests:
         key: str | None,
         fingerprint: str,
     ) -> Outcome:
-        """Store the reply and be done with the request's message, in one step.
-
-        As `Replier.reply`.
-        """
+        """Store the reply and acknowledge the request's message. See `Replier.reply`."""
         return await self._replier.reply(
             request_id, body, handle=handle, key=key, fingerprint=fingerprint
         )
 
     async def get(self, request_id: str) -> Request:
-        """As it is now. Raises UnknownRequest."""
+        """The request in its present state. Raises UnknownRequest."""
         request = await self._journal.find(request_id)
         if self._journal.is_due(request):
             await self._locks.shielded(self._time_out([request_id]))
         return request
 
     async def wait(self, request: Request, *, timeout_ms: int) -> None:
-        """Return when it has left pending, the time is up, or the service stops.
-
-        It may be cancelled.
+        """Return when the request is no longer pending, the time is up, or the service stops. May
+        be cancelled.
         """
         if request.state is RequestState.PENDING and not self._is_stopping:
             await self._journal.conditions.wait(request.request_id, timeout_ms=timeout_ms)
 
     async def read_reply(self, request: Request) -> StoredMessage | None:
-        """None where there is none. Raises MessageGone where the log has dropped it."""
+        """The reply; None if there is none. Raises MessageGone if retention has deleted it."""
         if request.reply is None:
             return None
         try:
@@ -155,14 +151,13 @@ class Requests:
         return found
 
     async def cancel(self, request_id: str) -> Request:
-        """Its message is not handed out any more.
-
-        Durable on return. Raises UnknownRequest, RequestClosed.
+        """Cancel the request, so that its message is not delivered any more. Durable on return.
+        Raises UnknownRequest, RequestClosed.
         """
         return await self._locks.shielded(self._cancel(request_id))
 
     def is_cancelled_request(self, message: Message) -> bool:
-        """Is it a request that was cancelled?"""
+        """Whether the message is that of a cancelled request."""
         asked = events.asked_by(message)
         return asked is not None and self.table.is_cancelled(asked.request_id)
 

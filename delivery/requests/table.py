@@ -26,9 +26,8 @@ class RequestState(StrEnum):
 
 
 class Request(msgspec.Struct, array_like=True):
-    """`deadline_ms`: when it times out, on this process's monotonic clock.
-
-    `closed_at_ms`: when it left pending.
+    """A request. `deadline_ms`: when it times out, on this process's monotonic clock.
+    `closed_at_ms`: when it left the state pending.
     """
 
     opened: Opened
@@ -66,7 +65,7 @@ class Request(msgspec.Struct, array_like=True):
 
 
 def closed(request: Request) -> RequestClosed:
-    """The error of a reply that comes too late."""
+    """The error for a reply to a closed request."""
     state = (
         request.state.value
         if request.state is not RequestState.PENDING
@@ -76,9 +75,10 @@ def closed(request: Request) -> RequestClosed:
 
 
 class RequestTable:
-    """`closed_kept`: how many closed requests are remembered.
+    """The table of requests. `closed_kept`: maximum number of closed requests in memory.
 
-    `cancelled_kept`: how many are kept from being handed out.
+    `cancelled_kept`: maximum number of cancelled requests whose messages are known not to be
+    delivered.
     """
 
     def __init__(self, *, closed_kept: int, cancelled_kept: int) -> None:
@@ -93,7 +93,7 @@ class RequestTable:
         self.has_forgotten = False
 
     def __iter__(self) -> Iterator[Request]:
-        """The pending ones, and those that are closed, the first one first."""
+        """The pending requests, then the closed ones, oldest first."""
         yield from self._pending.values()
         yield from self._closed.values()
 
@@ -109,7 +109,9 @@ class RequestTable:
         return None if request_id is None else self.get(request_id)
 
     def due(self, now_ms: int, *, most: int) -> list[str]:
-        """Pending requests whose time is up; each comes once, until `requeue`."""
+        """Pending requests whose deadline has passed; each is returned once, unless `requeue` adds
+        it again.
+        """
         found: list[str] = []
         while self._due and self._due[0][0] <= now_ms and len(found) < most:
             _, request_id = heapq.heappop(self._due)
@@ -118,7 +120,7 @@ class RequestTable:
         return found
 
     def requeue(self, request_ids: Iterable[str]) -> None:
-        """They could not be closed."""
+        """Return these requests from `due` again, since they could not be closed."""
         for request_id in request_ids:
             request = self._pending.get(request_id)
             if request is not None:
@@ -134,13 +136,13 @@ class RequestTable:
             self._keep_closed(request)
 
     def remove(self, request_id: str) -> None:
-        """It was never stored."""
+        """Forget a request that was never stored."""
         request = self._pending.pop(request_id, None)
         if request is not None and request.opened.key is not None:
             del self._by_key[request.opened.key]
 
     def apply(self, request: Request, event: AnyRequestEvent) -> None:
-        """The event has happened to this request."""
+        """Change the table by an event of a request."""
         request.apply(event)
         if (
             request.state is not RequestState.PENDING
@@ -159,7 +161,7 @@ class RequestTable:
 
     @property
     def cancelled(self) -> list[tuple[str, str]]:
-        """(request, topic), the first one first."""
+        """(request, topic) of cancelled requests, oldest first."""
         return list(self._cancelled.items())
 
     def note_cancelled(self, request_id: str, topic: str) -> None:

@@ -1,9 +1,9 @@
-"""Dead letters of a group: look at them, send them to the group once more, purge them.
+"""Dead letters of a group: lists, redrives and purges them.
 
-They lie in the group's dead-letter topic; which of them have gone from the list stands in the table
-of leases. A redrive is one append of messages to the retry topic and the event that takes them from
-the list: a message is in one of the two, always. A stub, the dead letter of a damaged message, has
-no body to redrive: it stays in the list until it is purged.
+They are stored in the group's dead-letter topic; the table of leases has those that were removed
+from the list. A redrive is one append of messages to the retry topic and the event that takes them
+from the list: a message is in one of the two, always. A stub, the dead letter of a damaged message,
+has no body to redrive: it stays in the list until it is purged.
 """
 
 import asyncio
@@ -50,9 +50,10 @@ class Redrive(NamedTuple):
 
 
 class _Progress:
-    """Of a running task, in this life of the process. `at`: what lies before has been dealt with.
+    """Progress of a running task, since the start of the process. `at`: everything before this
+    offset has been processed.
 
-    `stubs`: ids of the dead letters that were wanted and cannot be redriven.
+    `stubs`: ids of the matching dead letters that cannot be redriven.
     """
 
     def __init__(self, begin: int, now_ms: int) -> None:
@@ -68,7 +69,7 @@ class DeadLetters:
     def __init__(
         self, journal: LeaseJournal, new_task_id: Callable[[], str], *, max_tasks: int
     ) -> None:
-        """`max_tasks`: that run at once."""
+        """`max_tasks`: maximum number of running tasks."""
         self._max_tasks = max_tasks
         self._journal = journal
         self._store = journal.store
@@ -84,8 +85,8 @@ class DeadLetters:
     async def slice(
         self, group: str, begin: int, count: int, *, max_bytes: int | None = None
     ) -> list[StoredMessage]:
-        """So many of them from this place on, oldest first; fewer where two or more of them exceed
-        `max_bytes`.
+        """Up to so many dead letters from this place on, oldest first; fewer if two or more of them
+        exceed `max_bytes`.
         """
         found: list[StoredMessage] = []
         byte_count = 0
@@ -98,7 +99,7 @@ class DeadLetters:
         return found
 
     async def of_topic(self, group: str, topic: str) -> list[int]:
-        """The offsets of those that were first delivered from this topic."""
+        """The offsets of the dead letters that were first delivered from this topic."""
         return [
             one.queue_offset
             async for one in self._messages(group, 0)
@@ -119,7 +120,7 @@ class DeadLetters:
         return None
 
     async def count(self, group: str, wanted: Wanted) -> int:
-        """How many are wanted; where they are named, how many of the names are there."""
+        """Number of dead letters that match; if ids are named, number of these ids that exist."""
         return await self._count(group, wanted, await self._bounds(group))
 
     def count_kept(self, group: str) -> int:
@@ -152,9 +153,9 @@ class DeadLetters:
     # changes
 
     async def purge(self, group: str) -> int:
-        """Keep none of them for the group; how many that were.
+        """Purge all dead letters of the group; their number. Durable on return.
 
-        Durable on return. They stay in the log as long as it does.
+        They stay in the log until retention deletes it.
         """
         async with self._changing:
             bounds = await self._bounds(group)
@@ -165,9 +166,8 @@ class DeadLetters:
         return count
 
     async def redrive(self, group: str, given: Redrive) -> tuple[Task, bool]:
-        """(the task that does it, was it begun before by the same request).
-
-        Raises IdempotencyKeyReused.
+        """Begin a redrive: (its task, whether the same request had begun it before). Raises
+        IdempotencyKeyReused.
         """
         known = self._begun_before(group, given)
         if known is not None:
@@ -199,7 +199,7 @@ class DeadLetters:
         return self.task(event.task_id), False
 
     def _begun_before(self, group: str, given: Redrive) -> Task | None:
-        """By the same request. Raises IdempotencyKeyReused."""
+        """The task that the same request began before. Raises IdempotencyKeyReused."""
         if given.idempotency_key is None:
             return None
         known = self._journal.table.tasks.by_key(group, given.idempotency_key)
@@ -207,16 +207,15 @@ class DeadLetters:
         return known
 
     def task(self, task_id: str) -> Task:
-        """Raises UnknownTask."""
+        """The task with this id. Raises UnknownTask."""
         task = self._journal.table.tasks.get(task_id)
         if task is None:
             raise UnknownTask(f"task {task_id[:200]} does not exist")
         return task
 
     async def cancel(self, task_id: str) -> Task:
-        """It does nothing more; what it has done stays done.
-
-        One that has ended stays as it is. Raises UnknownTask.
+        """Cancel the task; messages already redriven stay so, and a task that has ended does not
+        change. Raises UnknownTask.
         """
         async with self._changing:
             task = self.task(task_id)
@@ -225,14 +224,14 @@ class DeadLetters:
         return task
 
     def parked(self) -> dict[str, str]:
-        """The tasks whose last turn failed, and why; they are tried again."""
+        """The tasks whose last turn failed, with the error; they are tried again."""
         return self._failing
 
     async def run_once(self) -> int:
-        """Go on with the tasks; how many messages were redriven.
+        """Continue the tasks; the number of messages redriven.
 
-        Raises UnavailableError, StorageFull, once every task had its turn: those that were refused
-        go on later, where they are.
+        Raises UnavailableError or StorageFull after every task had its turn; refused tasks continue
+        later where they are.
         """
         running = self._journal.table.tasks.running
         self._progress = {task.task_id: self._progress_of(task) for task in running}
@@ -254,7 +253,7 @@ class DeadLetters:
         return count
 
     async def _go_on(self, task: Task) -> int:
-        """A turn of the task: piece by piece, and between two of them everybody else may act."""
+        """One turn of the task, in pieces; between two pieces other work may run."""
         progress = self._progress_of(task)
         left, looked_at, count = _allowed(task, progress, self._clock.monotonic_ms()), 0, 0
         while count < left and looked_at < _MOST_LOOKED_AT and task.state is TaskState.RUNNING:
@@ -266,7 +265,9 @@ class DeadLetters:
         return count
 
     async def _piece(self, task: Task, progress: _Progress, most: int) -> tuple[int, int]:
-        """(messages looked at, messages redriven). Where it raises, nothing has been dealt with."""
+        """Redrive one piece: (messages examined, messages redriven). If it raises, nothing was
+        changed.
+        """
         queue = retry_message.dead_letter_queue(task.group)
         progress.at = max(progress.at, (await self._store.offsets(queue)).first)
         if task.state is TaskState.RUNNING and progress.at >= task.end:
@@ -286,7 +287,7 @@ class DeadLetters:
         return size, len(wanted)
 
     async def _read(self, task: Task, begin: int, most: int) -> tuple[list[StoredMessage], int]:
-        """(those that are wanted in the next piece of the topic, where the piece ends)."""
+        """(matching dead letters in the next piece of the topic, end of the piece)."""
         queue, gone = retry_message.dead_letter_queue(task.group), self._gone(task.group)
         count = most if task.wanted.is_everything else _READ_MESSAGES
         try:
@@ -357,7 +358,7 @@ class DeadLetters:
     async def _messages(
         self, group: str, begin: int, end: int | None = None
     ) -> AsyncIterator[StoredMessage]:
-        """Those that are in the list, or in its part before `end`."""
+        """The dead letters in the list, or in its part before `end`."""
         queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
         try:
             bounds = await self._store.offsets(queue)
@@ -395,7 +396,7 @@ class DeadLetters:
 
 
 def _allowed(task: Task, progress: _Progress, now_ms: int) -> int:
-    """How many messages it may redrive now."""
+    """How many messages the task may redrive now."""
     if task.max_per_second is None:
         progress.allowance = _MOST_IN_A_TURN
     else:

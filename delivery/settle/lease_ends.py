@@ -1,6 +1,4 @@
-"""When leases end: later, where their consumers ask for it, and what becomes of a message whose
-lease ends without a word.
-"""
+"""Ends of leases: extensions, and messages whose lease expires."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +19,7 @@ from storage.message import Durability
 
 
 class LeaseEnds:
-    """Extends leases and ends those that are due. Event loop only."""
+    """Extends leases, and ends those that expire. Event loop only."""
 
     def __init__(self, journal: LeaseJournal, mover: Mover, waiters: Waiters) -> None:
         self._journal = journal
@@ -30,12 +28,11 @@ class LeaseEnds:
         self._waiters = waiters
 
     async def extend(self, group: str, wanted: Sequence[tuple[str, int]]) -> list[int | None]:
-        """`wanted`: (handle, how long from now on).
+        """Extend leases. `wanted`: (handle, length from now). Returns the new end of each lease
+        (wall); None if it has ended.
 
-        The end of each lease now (wall); None where it has ended.
-
-        In the page cache when it is answered: a power cut may take it, and the lease ends when it
-        would have.
+        In the page cache when answered: after a power cut the lease may end when it would have
+        ended without the extension.
         """
         leases = self._journal.table.find(group)
         now = self._journal.now()
@@ -60,9 +57,8 @@ class LeaseEnds:
     async def give_up(
         self, leases: GroupLeases, rules: GroupRules, exhausted: Sequence[ClaimedMessage]
     ) -> None:
-        """Messages (in state MOVING) that have had all their attempts.
-
-        What cannot be written now is tried again.
+        """Give up messages (in state MOVING) that have used up their attempts. A failed write is
+        tried again.
         """
         moves = [self._last_move(rules, one.queue, one.offset) for one in exhausted]
         await self._journal.changes.shielded(
@@ -86,7 +82,7 @@ class LeaseEnds:
         )
 
     async def end_due(self, leases: GroupLeases, rules: GroupRules) -> int:
-        """End the leases whose time is up, and the waits; how many leases."""
+        """End the leases and waits that are due; the number of leases."""
         now = self._journal.now()
         if not leases.has_due(now.monotonic_ms):
             return 0
@@ -112,6 +108,8 @@ class LeaseEnds:
         return len(ended)
 
     async def _end_last(self, leases: GroupLeases, rules: GroupRules, last: Sequence[Move]) -> None:
-        """Give up messages whose last lease ended; what fails is tried again, and counted then."""
+        """Give up messages whose last lease ended. A failure is retried, and the messages count
+        then.
+        """
         failed = await self._mover.move(leases, rules, last, tries_again=True)
         leases.leases_expired += len(last) - len(failed)

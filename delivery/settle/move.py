@@ -1,5 +1,4 @@
-"""Moves messages that were not done with: back to where they lie, to wait for a retry, to the dead
-letters, or away.
+"""Moves unsettled messages: back into their queue, to a retry, to the dead letters, or out.
 
 A message moves in one append with the event that settles it: it is never in both places, nor in
 none.
@@ -46,9 +45,10 @@ log = structlog.get_logger()
 
 
 class Move(NamedTuple):
-    """The move of a message that is in state MOVING; `attempt`: deliveries that count;
-    `deadline_ms`: when its lease would have ended; `is_given`: the reason is the consumer's own;
-    `cause`: of giving the message up.
+    """The move of a message that is in state MOVING.
+
+    `attempt`: deliveries that count; `deadline_ms`: the end of its lease; `is_given`: the reason is
+    the consumer's own; `cause`: why the message is given up.
     """
 
     queue: QueueLeases
@@ -86,9 +86,8 @@ class Mover:
         *,
         tries_again: bool = False,
     ) -> list[tuple[Move, MessagingError]]:
-        """In pieces; which of them failed, and why.
-
-        What failed is held again, until its lease ends or it is tried again.
+        """Move messages, in pieces; the moves that failed, each with its error. A message whose
+        move failed is leased again, until the end of its lease or the next try.
         """
         failed: list[tuple[Move, MessagingError]] = []
 
@@ -98,7 +97,9 @@ class Mover:
             failed.append((one, error))
 
         def stays(one: Move) -> bool:
-            """In order, or at once: it is handed out again from where it lies."""
+            """Whether the message waits in its own queue: the group is ordered, or there is no
+            delay.
+            """
             return one.nack_outcome is NackOutcome.AGAIN and (rules.ordered or not one.delay_ms)
 
         staying = [one for one in moves if stays(one)]
@@ -187,8 +188,8 @@ class Mover:
     def _moved(
         self, leases: GroupLeases, rules: GroupRules, piece: _Piece
     ) -> tuple[list[Message], list[AnyLeaseEvent]]:
-        """The copies of messages that go to another topic, and the events that settle them
-        here.
+        """The copies of messages that move to another topic, and the events that settle them in
+        their queue.
         """
         now_ms = self._clock.wall_ms()
         group = leases.group

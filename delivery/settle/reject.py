@@ -1,7 +1,4 @@
-"""Rejections: a consumer hands a message back, to be tried again or given up.
-
-On disk when it is answered.
-"""
+"""Rejections: a consumer returns a message, for a retry or as a dead letter. Durable on return."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -19,7 +16,9 @@ from storage.errors import MessagingError
 
 
 class Rejection(NamedTuple):
-    """`delay_ms`: None for the group's own wait; `unprocessed`: the attempt does not count."""
+    """A rejected message. `delay_ms`: None for the backoff of the group; `unprocessed`: the
+    delivery does not count as an attempt.
+    """
 
     handle: str
     delay_ms: int | None = None
@@ -38,11 +37,10 @@ class Rejecter:
     async def nack(
         self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
-        """Hand the messages out again, after a wait; or give them up, where that was their last
-        attempt. Those that were not processed come again for the same attempt, at once unless a
-        delay is given.
+        """Redeliver the messages after a delay, or give them up after their last attempt.
 
-        Why each entry was refused; None where it was accepted.
+        Unprocessed messages are redelivered without a delay unless one is given, as the same
+        attempt. Returns the reason why each entry was refused; None if it was accepted.
         """
 
         def move(entry: int, one: Rejection, queue: QueueLeases, offset: int, lease: int) -> Move:
@@ -65,7 +63,7 @@ class Rejecter:
     async def dead_letter(
         self, group: str, rules: GroupRules, refused: Sequence[Rejection]
     ) -> list[MessagingError | None]:
-        """Give the messages up. As `nack`."""
+        """Give the messages up. Returns the same as `nack`."""
         kind = NackOutcome.DEAD_LETTER if rules.dead_letter else NackOutcome.DISCARD
 
         def move(entry: int, one: Rejection, queue: QueueLeases, offset: int, lease: int) -> Move:

@@ -14,13 +14,13 @@ class NackOutcome(Enum):
 
 
 def nack_outcome(rules: GroupRules, attempt: int) -> NackOutcome:
-    """After this hand-out, counted from 1."""
+    """The result of a rejection of this delivery; deliveries count from 1."""
     if attempt < rules.max_attempts:
         return NackOutcome.AGAIN
     return NackOutcome.DEAD_LETTER if rules.dead_letter else NackOutcome.DISCARD
 
 
 def backoff_ms(rules: GroupRules, attempt: int) -> int:
-    """How long the next hand-out waits after this one was refused."""
+    """The delay of the next delivery after this one was rejected."""
     waits = rules.backoff_ms
     return waits[min(attempt, len(waits)) - 1] if waits else 0
