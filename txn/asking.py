@@ -1,8 +1,8 @@
-"""Where a broker that is given the store goes on to ask about half messages.
+"""The half at which a broker that opens this store continues to check.
 
-A broker asks in the order of the half queue, stores a half again behind the others each time it
-asks, and notes how far it has come. If it is killed, its note is up to 5 s old: with the note it
-would ask about each copy that it has stored since, and publish as many finals.
+A broker checks in the order of the half queue, stores a copy of a half at the end of the queue for
+each check, and notes its progress. If it is killed, its note is up to 5 s old: with this note it
+would check each copy that it has stored since, and publish as many finals.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ _TOGETHER = 1_000  # transactions that are looked at before others have their tu
 
 
 async def asking_from(journal: Journal) -> int | None:
-    """The first half that is the newest copy of an undecided one: what lies before it is decided,
-    or stored again behind it. None where no broker's copy makes a difference.
+    """The first half that is the newest copy of an undecided one: every half before it is decided,
+    or stored again later. None if no copy of a broker makes a difference.
     """
     first = journal.log.positions()[HALF_QUEUE]
     has_copies = False
@@ -34,7 +34,9 @@ async def asking_from(journal: Journal) -> int | None:
 
 
 async def _first_of_newest(journal: Journal, transaction: Transaction, copies: list[int]) -> int:
-    """`copies`: that a broker has stored of its halves, from the newest on."""
+    """The first of the newest copies. `copies`: copies that a broker has stored of its halves,
+    newest first.
+    """
     newest = {message.message_id: message.half_offset for message in transaction.messages}
     if not copies:
         return min(newest.values())

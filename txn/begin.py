@@ -1,4 +1,4 @@
-"""Beginning a transaction: its half messages, stored once however often the begin is asked for."""
+"""Begins of transactions: half messages, stored once however often a begin is repeated."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -106,8 +106,7 @@ class Begins:
             self._under_way -= marks
 
     async def _recall_begin(self, request: Begin) -> Transaction | None:
-        """The decided transaction that an earlier begin with this idempotency key has begun.
-
+        """The decided transaction that an earlier request with this idempotency key has begun.
         Raises IdempotencyKeyReused.
         """
         if request.idempotency_key is None:
@@ -166,15 +165,15 @@ class Begins:
         return transaction
 
     def _counts_still(self, begun: Transaction) -> bool:
-        """Is its idempotency key within the window?"""
+        """Whether the idempotency key is within its window."""
         return self._journal.clock.wall_ms() - begun.prepared_at_ms <= self._options.dedup_window_ms
 
 
 def _repeated(request: Begin, known: Transaction) -> Outcome:
-    """Return the transaction that has the id of the request, if the same request has begun it.
+    """The transaction with the id of the request, if the same request has begun it.
 
-    The window of its idempotency key may be over: then the id tells which transaction is meant, and
-    the key with its fingerprint whether its content is the same. Raises TransactionExists.
+    The window of its idempotency key may be over: then the id names the transaction, and the key
+    with its fingerprint shows whether the content is the same. Raises TransactionExists.
     """
     key = request.idempotency_key
     if key is not None and (key, request.fingerprint) == (known.idempotency_key, known.fingerprint):
@@ -186,7 +185,7 @@ def _repeated(request: Begin, known: Transaction) -> Outcome:
 
 
 def _check_same(request: Begin, known: Transaction) -> None:
-    """Raises IdempotencyKeyReused."""
+    """Raise IdempotencyKeyReused if the fingerprint is another one."""
     if known.fingerprint == request.fingerprint:
         return
     key = request.idempotency_key or ""

@@ -38,9 +38,8 @@ class BusinessKeys:
             del self._ids[business_key]
 
     def after(self, business_key: str, sequence: int) -> Iterator[str]:
-        """Ids of the transactions of the key that were begun after this sequence number.
-
-        What is added and discarded meanwhile counts.
+        """Ids of the transactions with this key that were begun after this sequence number.
+        Transactions that are added or discarded during the iteration are respected.
         """
         known = self._ids.get(business_key)
         if isinstance(known, InOrder):

@@ -1,10 +1,9 @@
-"""Sends the checks of groups that are asked, instead of waiting for them to come: as many at once
-as their hosts may have.
+"""Sends checks to producer groups that have a callback: as many at once as their hosts may have.
 
-A check that is under way, or waits to be sent again, is leased from the open checks like one that a
-producer has taken: it is given to no one else, and a decision made meanwhile ends it. Which checks
-wait and how often they failed is in memory only; after a restart they are sent at once, under the
-same ids.
+A check that is being sent, or waits to be sent again, is leased from the open checks, as by a
+producer that receives it: no other caller gets it, and a decision made meanwhile ends it. Which
+checks wait and how often they failed is in memory only; after a restart they are sent at once, with
+the same ids.
 """
 
 import asyncio
@@ -53,7 +52,7 @@ class CheckSender:
         return sum(map(len, self._under_way.values()))
 
     def pause_ms(self, group: str) -> int:
-        """How long the host of a group is still left alone, since try after try failed there."""
+        """How long no check is sent to the host of a group, because of failed tries."""
         route = self._client.route(group)
         circuit = None if route is None else self._circuits.get(route.host)
         return (
@@ -61,8 +60,8 @@ class CheckSender:
         )
 
     def next_due_ms(self) -> int | None:
-        """When the next host that is left alone, and has checks waiting, may be asked again, on the
-        monotonic clock.
+        """When the next paused host that has checks waiting may get one again, on the monotonic
+        clock.
         """
         pauses = [
             pause_ms
@@ -72,7 +71,7 @@ class CheckSender:
         return self._clock.monotonic_ms() + min(pauses) if pauses else None
 
     async def run_once(self) -> int:
-        """Begin to send what is due and has room; how many checks that is."""
+        """Begin to send the checks that are due, as far as hosts have room; their number."""
         return self._send_due()
 
     async def ask_now(self, check: LeasedCheck, *, dry_run: bool) -> Answered | Failed:
@@ -144,9 +143,7 @@ class CheckSender:
             question.cancel()
 
     async def stop(self) -> None:
-        """Give up what is under way: each check is sent again after the next start, under
-        its id.
-        """
+        """Abandon checks in progress: each is sent again after the next start, with the same id."""
         self._is_stopping = True
         tasks = [task for tasks in self._under_way.values() for task in tasks]
         for task in tasks:
@@ -175,10 +172,7 @@ class CheckSender:
         )
 
     async def _wait_for_room(self, route: Route) -> bool:
-        """The next room is for who waits here.
-
-        False where the host is left alone, or the service stops.
-        """
+        """Wait for room at the host. False if the host is paused, or the service stops."""
         self._wanting[route.host] += 1
         try:
             while not self._is_stopping:
@@ -200,7 +194,7 @@ class CheckSender:
         )
 
     def _count(self, host: str, task: asyncio.Task[Any]) -> None:
-        """The task is one of those that the host may have at once, until it ends."""
+        """Count the task as a try of the host, until it ends."""
         under_way = self._under_way.setdefault(host, set())
         under_way.add(task)
 

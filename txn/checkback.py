@@ -1,5 +1,5 @@
-"""Asking producers about undecided transactions: the sweep that opens checks, what an answer does,
-holding and resuming.
+"""Checks of undecided transactions: the sweep that opens checks, the effect of answers, holding and
+resuming.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Checkback:
         self._parked: dict[str, str] = {}  # transaction id to why its checks cannot be ended
 
     def reopen(self) -> None:
-        """After a start: what was being asked is asked again, under the same id."""
+        """Open the checks again that were open before the restart, with the same ids."""
         self._started_ms = self._clock.wall_ms()
         for transaction in self._table:
             if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is not None:
@@ -53,8 +53,8 @@ class Checkback:
         self._checks.wake_all()
 
     async def sweep(self, now_ms: int) -> int:
-        """Offer the checks that are due, end what is exhausted; how many transactions it
-        acted on.
+        """Offer the checks that are due, and end exhausted ones; the number of transactions
+        changed.
         """
         acted = self._checks.return_expired() + await self._offer_due(now_ms)
         waiting = [
@@ -75,9 +75,8 @@ class Checkback:
         return acted + self._count_ended()
 
     def _count_ended(self) -> int:
-        """The number of transactions whose checks have ended since the last call.
-
-        Raises what says that the store takes nothing: the next sweep tries again.
+        """The number of transactions whose checks have ended since the last call. Raises the error
+        by which the store refuses writes: the next sweep tries again.
         """
         done = {id_: task for id_, task in self._ending.items() if task.done()}
         for id_ in done:
@@ -88,9 +87,8 @@ class Checkback:
         return sum([task.result() for task in done.values()])
 
     async def _offer_due(self, now_ms: int) -> int:
-        """Open the checks that are due; how many.
-
-        What is exhausted is left to the sweep: that takes the disk's time.
+        """Open the checks that are due; their number. Exhausted ones are left to the sweep, since
+        ending them writes to the disk.
         """
         offered = 0
         for transaction in self._table.take_due(now_ms):
@@ -110,7 +108,7 @@ class Checkback:
         return offered
 
     def parked(self) -> dict[str, str]:
-        """Undecided transactions whose checks cannot be ended, and why."""
+        """Undecided transactions whose checks cannot be ended, with the error."""
         table = self._table
         self._parked = {
             id_: reason
@@ -120,11 +118,10 @@ class Checkback:
         return self._parked
 
     async def _end_or_park(self, transaction: Transaction, now_ms: int) -> bool:
-        """One that cannot be ended is looked at again after a while, and the others go on.
+        """End the checks of a transaction; whether that succeeded. If not, it is parked and tried
+        again after a while.
 
-        Was it ended?
-
-        Raises what says that the store takes nothing: the next sweep tries again.
+        Raises the error by which the store refuses writes: the next sweep tries again.
         """
         transaction_id = transaction.transaction_id
         try:
@@ -144,7 +141,7 @@ class Checkback:
     async def receive(
         self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int
     ) -> list[LeasedCheck]:
-        """Work items of a producer group; waits for one when there is none."""
+        """Lease checks of a producer group; waits if there are none."""
         checks: list[LeasedCheck] = []
         try:
             async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
@@ -158,9 +155,8 @@ class Checkback:
             return checks
 
     async def asked_about(self, group: str, check_id: str) -> tuple[Transaction, CheckAnswer]:
-        """The transaction of a check, and what is known of that.
-
-        Raises CheckNotOpen where the group was never asked it.
+        """The transaction of a check, and its state. Raises CheckNotOpen if the check was never
+        sent to this group.
         """
         parsed = parse_check_id(check_id)
         transaction = None if parsed is None else await self._journal.recall(parsed[0])
@@ -187,7 +183,7 @@ class Checkback:
     async def answered_unknown(
         self, transaction: Transaction, answer: CheckAnswer, *, recheck_after_ms: int | None
     ) -> Transaction:  # fmt: skip
-        """The producer does not know yet. Raises TransactionConflict, and what `append` raises."""
+        """Record the answer "unknown". Raises TransactionConflict, and what `append` raises."""
         return await self._locks.shielded(
             self._answered_unknown(transaction, answer, recheck_after_ms)
         )
@@ -195,22 +191,20 @@ class Checkback:
     async def note_failed(
         self, check: LeasedCheck, why: str, detail: str, *, latency_ms: int, out_of_turn: bool
     ) -> None:
-        """Record a try that gave no answer; of a held transaction only one out of turn.
-
-        Raises what `append` raises.
+        """Record a try without an answer; for a held transaction only one that an operator
+        requested. Raises what `append` raises.
         """
         await self._locks.shielded(self._note_failed(check, why, detail, latency_ms, out_of_turn))
 
     async def resume(self, transaction: Transaction) -> Transaction:
-        """Ask about a held transaction again; a prepared one stays as it is.
-
-        Raises TransactionConflict.
+        """Check a held transaction again; a prepared one does not change. Raises
+        TransactionConflict.
         """
         return await self._locks.shielded(self._resume(transaction))
 
     def make_due(self, transaction: Transaction) -> None:
-        """Have its check handed out at once, where none is open: also that of a held transaction,
-        once, until it is answered or the service stops.
+        """Make the check due now, unless one is open. For a held transaction: once, until it is
+        answered or the service stops.
         """
         now_ms = self._clock.wall_ms()
         if transaction.state is TxnState.HELD and not self._checks.is_leased(transaction):
@@ -337,9 +331,8 @@ class Checkback:
 
 
 def _was_asked(transaction: Transaction, number: int, now_ms: int) -> bool:
-    """Has its producer ever been asked this check, as far as can be told?
-
-    A restart forgets which checks were leased: one that is due by its time counts as asked.
+    """Whether the producer was sent this check, as far as is known. A restart forgets which checks
+    were leased, so a check that is due by its time counts as sent.
     """
     if number != transaction.checks_answered + 1:
         return 1 <= number <= transaction.checks_answered

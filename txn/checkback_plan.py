@@ -1,9 +1,10 @@
-"""When to ask a producer what became of its transaction, and when to stop asking.
+"""The plan of checkbacks: when to ask a producer for the outcome of its transaction, and when to
+stop.
 
 Pure: time is an argument.
 
-Answers are counted, not attempts: only an answered "unknown" uses up the budget. A producer that
-that cannot be reached has a clock of its own, which starts with its first unanswered check.
+Answers are counted, not tries: only an answered "unknown" uses up the budget. A producer that
+cannot be reached has a time limit of its own, which starts with its first unanswered check.
 """
 
 from dataclasses import dataclass
@@ -43,8 +44,8 @@ class Step(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """The step, when to look again (wall milliseconds; None: when something happens), and why it is
-    exhausted.
+    """The step, the time of the next plan (wall milliseconds; None: at the next event), and the
+    reason for exhaustion.
     """
 
     step: Step

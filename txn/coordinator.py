@@ -1,15 +1,15 @@
-"""Begin, commit, roll back, hold, ask: the transactions over a `MessageStore`, as one object.
+"""Transactions over a `MessageStore`, as one object: begin, commit, rollback, checks, holding.
 
 The first decision wins. A transaction's changes happen one after another (`keyed_locks.py`), and
 each is one append (`journal.py`).
 
     begin.py    store the half messages, once          replay.py   the table at a start, from
                                                        snapshot and log
-    decide.py   publish or drop them, once             recall.py   what memory has forgotten, from
-                                                       the log
-    plain.py    both, for many plain ones at once      history.py  what happened to one of them
-    checkback.py  the sweep, answers, holding          put_back.py what is undecided outlives
-                                                       retention
+    decide.py   publish or drop them, once             recall.py   decided ones that are no longer
+                                                       in memory, from the log
+    plain.py    both, for many plain ones at once      history.py  the events of one of them
+    checkback.py  the sweep, answers, holding          put_back.py undecided ones are written again
+                                                       before retention drops them
 """
 
 import asyncio
@@ -56,10 +56,9 @@ class TransactionCoordinator:
         on_decided: Callable[[TxnState, Resolver], None] = lambda state, by: None,
         on_published: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`delay`: moves a final message with a delay to where it waits; others stay as they are.
-
-        `on_decided` is called with each decision that is made, and with its resolver;
-        `on_published` with the number of messages that commits have published.
+        """`delay`: moves a final message with a delay to a delay topic; others stay as they are.
+        `on_decided` is called with each decision and its resolver; `on_published` with the number
+        of messages that commits have published.
         """
         self._store = store
         self._journal = Journal(
@@ -84,9 +83,7 @@ class TransactionCoordinator:
     # life cycle
 
     async def start(self) -> int:
-        """Give the table back from the last snapshot and the log; the number of messages
-        replayed.
-        """
+        """Restore the table from the last snapshot and the log; the number of messages replayed."""
         for queue in half_message.SYSTEM_QUEUES:
             await self._store.create_topic(queue.topic, queue_count=1)
         replayed = await Replay(self._journal).run()
@@ -101,34 +98,34 @@ class TransactionCoordinator:
         self._journal.conditions.notify_all()
 
     async def drain(self) -> None:
-        """Return once every change that was begun has ended."""
+        """Return when every change that was begun has ended."""
         await self._locks.drain()
 
     def count_left_out(self) -> int:
-        """Damaged events about checks that the start left out."""
+        """Number of damaged events about checks that were skipped at the start."""
         return self._journal.log.left_out
 
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
-        """Write again what is undecided and lies before these offsets, which is about to be
-        dropped; how many transactions.
-
-        Durable on return. Raises what `append` raises.
+        """Write undecided transactions again whose halves are before these offsets, which retention
+        drops next; the number of transactions. Durable on return. Raises what `append` raises.
         """
         return await self._put_back.run(first_kept)
 
     async def asking_from(self) -> int | None:
-        """The half at which a broker that is given the store goes on to ask; None: where it was."""
+        """The half at which a broker that opens this store continues to check. None: where it
+        was.
+        """
         return await asking.asking_from(self._journal) if self._has_started else None
 
     def not_put_back(self) -> dict[str, str]:
-        """Undecided transactions whose messages could not be written again, and why: they can only
-        be rolled back.
+        """Undecided transactions whose messages could not be written again, with the error. They
+        can only be rolled back.
         """
         return self._put_back.parked()
 
     async def save_snapshot(self) -> int:
-        """Keep the table, so that a start replays only what came later; how many bytes, 0 where
-        nothing is new.
+        """Save the table, so that a start replays only later events. The number of bytes; 0 if
+        nothing has changed.
         """
         return await self._journal.save_snapshot()
 
@@ -136,12 +133,11 @@ class TransactionCoordinator:
     # begin and decide
 
     async def begin(self, request: Begin) -> Outcome:
-        """Store the messages as half messages.
-
-        Asked again with the same idempotency key, the transaction as it is now.
+        """Store the messages as half messages. Repeated with the same idempotency key, it returns
+        the transaction in its present state.
 
         Raises TransactionExists, IdempotencyKeyReused, IdempotencyInProgress,
-        TooManyOpenTransactions, and as `append` does.
+        TooManyOpenTransactions, and what `append` raises.
         """
         outcome = await self._begins.begin(request)
         if outcome.replayed:
@@ -165,9 +161,8 @@ class TransactionCoordinator:
         )
 
     async def resume(self, transaction_id: str) -> Transaction:
-        """Ask about a held transaction again; a prepared one stays as it is.
-
-        Raises as `get`, TransactionConflict.
+        """Check a held transaction again; a prepared one does not change. Raises as `get`,
+        TransactionConflict.
         """
         return await self._checkback.resume(await self._journal.find(transaction_id))
 
@@ -175,9 +170,8 @@ class TransactionCoordinator:
     # reading
 
     async def get(self, transaction_id: str) -> Transaction:
-        """With the places of its messages, once committed.
-
-        Raises UnknownTransaction, TransactionExpired.
+        """The transaction, once committed with the places of its messages. Raises
+        UnknownTransaction, TransactionExpired.
         """
         transaction = await self._journal.find(transaction_id)
         await self._decisions.locate_finals(transaction)
@@ -192,10 +186,10 @@ class TransactionCoordinator:
         most: int,
         business_key: str | None = None,
     ) -> list[Transaction]:
-        """In the order of begins, so many of those behind the sequence number `after`; only those
-        that memory has.
+        """Transactions in memory, in the order of begins, up to so many after the sequence number
+        `after`. It examines a part of them in each turn of the loop.
 
-        It looks at a slice in a turn. `business_key`: None for any.
+        `business_key`: None for any.
         """
         found: list[Transaction] = []
         only_open = not any(state.is_decided for state in states)
@@ -239,10 +233,7 @@ class TransactionCoordinator:
         )
 
     async def as_of(self, transaction_id: str, at_ms: int) -> Transaction:
-        """How it stood at that moment, in wall milliseconds.
-
-        Raises as `get`.
-        """
+        """The transaction as it was at this time, in wall milliseconds. Raises as `get`."""
         transaction = await self.get(transaction_id)
         found = await recall.as_of(self._store, transaction, at_ms)
         if found is None:
@@ -277,7 +268,7 @@ class TransactionCoordinator:
         )
 
     async def wait_until_not_prepared(self, transaction_id: str, *, timeout_ms: int) -> None:
-        """Return as soon as the state is another one, the time is up, or the service stops."""
+        """Return when the state is no longer prepared, the time is up, or the service stops."""
         transaction = await self._journal.find(transaction_id)
         if transaction.state is TxnState.PREPARED and not self._is_stopping:
             await self._journal.conditions.wait(transaction_id, timeout_ms=timeout_ms)
@@ -286,21 +277,21 @@ class TransactionCoordinator:
     # checkback
 
     async def run_once(self, now_ms: int) -> int:
-        """One sweep: offer the checks that are due, end what is exhausted; how many transactions it
-        acted on.
+        """Offer the checks that are due, and end exhausted ones; the number of transactions
+        changed.
         """
         return await self._checkback.sweep(now_ms)
 
     def parked(self) -> dict[str, str]:
-        """Undecided transactions whose checks cannot be ended, or whose messages cannot be read to
-        be published, and why.
+        """Undecided transactions whose checks cannot be ended, or whose messages cannot be read for
+        a commit, with the error.
         """
         return self._decisions.parked() | self._checkback.parked()
 
     async def receive_checks(
         self, group: str, *, max_checks: int, lease_ms: int, wait_ms: int
     ) -> list[LeasedCheck]:
-        """Work items of a producer group; waits for one when there is none."""
+        """Lease checks of a producer group; waits if there are none."""
         return await self._checkback.receive(
             group, max_checks=max_checks, lease_ms=lease_ms, wait_ms=wait_ms
         )
@@ -314,9 +305,8 @@ class TransactionCoordinator:
         recheck_after_ms: int | None = None,
         evidence: dict[str, str] | None = None,
     ) -> Transaction:
-        """A producer's word on a check of its own.
-
-        Raises CheckNotOpen, TransactionConflict, and what `append` raises.
+        """Apply a producer's answer to a check of its group. Raises CheckNotOpen,
+        TransactionConflict, and what `append` raises.
         """
         transaction, asked = await self._checkback.asked_about(group, check_id)
         answer = msgspec.structs.replace(asked, evidence=evidence)
@@ -365,23 +355,22 @@ class TransactionCoordinator:
         return self._journal.checks.lease(group, max_checks=max_checks, lease_ms=None)
 
     def count_failure(self, check: LeasedCheck) -> int:
-        """How many tries of this check have given no answer, this one among them."""
+        """Number of tries of this check without an answer, including this one."""
         return self._journal.checks.count_failure(check)
 
     def postpone_check(self, check: LeasedCheck, wait_ms: int) -> None:
-        """Hand it out again after that time, under its id."""
+        """Deliver the check again after this time, with the same id."""
         self._journal.checks.postpone(check, wait_ms)
 
     def check_wait_ms(self, transaction: Transaction) -> int | None:
-        """How long until its open check can be taken, from 0; None while its producer is being
-        asked.
+        """Time until the open check can be leased, from 0; None while it is being sent to its
+        producer.
         """
         return self._journal.checks.wait_ms(transaction)
 
     async def make_due(self, transaction_id: str) -> Transaction:
-        """Have its check handed out at once, where none is open.
-
-        Raises UnknownTransaction, TransactionExpired.
+        """Make the check due now, unless one is open. Raises UnknownTransaction,
+        TransactionExpired.
         """
         transaction = await self._journal.find(transaction_id)
         self._checkback.make_due(transaction)
@@ -396,7 +385,7 @@ class TransactionCoordinator:
         latency_ms: int,
         out_of_turn: bool = False,
     ) -> None:
-        """Record a try that gave no answer. Raises what `append` raises."""
+        """Record a try without an answer. Raises what `append` raises."""
         await self._checkback.note_failed(
             check, why, detail, latency_ms=latency_ms, out_of_turn=out_of_turn
         )

@@ -1,5 +1,5 @@
-"""Deciding a transaction: the first decision wins, and is one append with the messages it
-publishes.
+"""Decisions of transactions: the first one wins. A decision is one append with its final
+messages.
 """
 
 from collections.abc import Callable
@@ -36,8 +36,8 @@ class Decisions:
         self._unreadable: dict[str, str] = {}  # transaction id to why it could not be committed
 
     def parked(self) -> dict[str, str]:
-        """Undecided transactions whose commit found their messages damaged, and why: they can only
-        be rolled back.
+        """Undecided transactions whose commit found their messages damaged, with the error: they
+        can only be rolled back.
         """
         table = self._journal.table
         self._unreadable = {
@@ -55,14 +55,15 @@ class Decisions:
         reason: str | None,
         answer: CheckAnswer | None = None,
     ) -> Outcome:
-        """`answer`: of the check that decides.
-
-        Raises TransactionConflict, TransactionExpired, and what `append` raises.
+        """Commit or roll back. `answer`: of the check that decides. Raises TransactionConflict,
+        TransactionExpired, and what `append` raises.
         """
         return await self._locks.shielded(self._decide(transaction, state, by, reason, answer))
 
     async def locate_finals(self, transaction: Transaction) -> None:
-        """Look up the queue offsets of committed messages, of which a replay knows lower bounds."""
+        """Look up the queue offsets of committed messages, of which a replay knows lower bounds
+        only.
+        """
         if transaction.state is not TxnState.COMMITTED:
             return
         messages = list(transaction.messages)

@@ -1,12 +1,12 @@
-"""Times at which transactions are checked: the next two seconds by the millisecond, later ones by
-two seconds each, in 8 bytes. Pure.
+"""Times at which transactions are checked: within the next two seconds by the millisecond, later
+ones in steps of two seconds, in 8 bytes each. Pure.
 
-An entry is a number, and counts only while its owner says the same time of it: so what has become
-pointless need not be looked for. It is passed over when its time comes, or before that where there
-is more of it than of what counts.
+An entry is a number, and is valid only while its owner has the same time for it, so no entry has to
+be searched and removed. An invalid entry is dropped when its time comes, or earlier if most entries
+are invalid.
 
-A million may have one time. Whatever handles many of them does so in pieces, and others may have a
-turn between two of those.
+A million entries may have one time. Methods that handle many of them work in pieces, so that the
+caller can let other work run.
 """
 
 import heapq
@@ -35,7 +35,7 @@ class DueTimes:
         self._count = 0
 
     def __len__(self) -> int:
-        """The number of entries, those that do not count any more included."""
+        """Number of entries, including those that are no longer valid."""
         return self._count
 
     def add(self, at_ms: int, number: int) -> None:
@@ -51,9 +51,8 @@ class DueTimes:
         found.append(number)
 
     def take(self, now_ms: int) -> Iterator[int | None]:
-        """Those whose time has come, the earliest first.
-
-        None, now and then: others may have a turn before it goes on.
+        """Entries whose time has come, earliest first. None at times, so that the caller lets other
+        work run before it continues.
         """
         looked_at = 0
         while True:
@@ -76,7 +75,7 @@ class DueTimes:
                 return
 
     def next_ms(self) -> int | None:
-        """The earliest time of an entry, in ms; None where there is none."""
+        """The earliest time of an entry, in ms; None if there is no entry."""
         moments = [self._moments[0]] if self._moments else []
         if self._opening is not None:
             moments.append(self._opened << _BITS)
@@ -85,10 +84,7 @@ class DueTimes:
         return min(moments, default=None)
 
     def drop_some(self) -> None:
-        """Some of those that do not count any more.
-
-        Called again and again, it comes to all of them.
-        """
+        """Drop some entries that are no longer valid. Repeated calls examine all entries."""
         looked_at = 0
         while looked_at < _LOOKED_AT and self._far:
             cleaning = self._cleaning
@@ -115,7 +111,7 @@ class DueTimes:
                     cleaning.kept.append(number)
 
     def _open_some(self, opening: "_Row") -> None:
-        """Put the next ones of the bucket where they belong."""
+        """Distribute the next entries of the bucket."""
         for _ in range(_PIECE):
             if opening.is_empty:
                 self._opening = None
@@ -147,7 +143,7 @@ class DueTimes:
 
 
 class _Row:
-    """Numbers that are taken from the front, while others come in behind."""
+    """A queue of numbers."""
 
     __slots__ = ("_taken", "numbers")
 
@@ -166,7 +162,7 @@ class _Row:
 
 
 class _Cleaning:
-    """A bucket of which one after another is looked at, and what of it counts."""
+    """A bucket whose entries are examined one by one, and those that are still valid."""
 
     __slots__ = ("bucket", "kept", "row", "seen")
 

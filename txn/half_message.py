@@ -139,10 +139,7 @@ class Resumed(CheckEvent, frozen=True, omit_defaults=True, tag="resumed"):
 
 
 class CheckFailed(CheckEvent, frozen=True, omit_defaults=True, tag="check_failed"):
-    """A try that gave no answer.
-
-    It is not synced: a power cut may take it, and nothing depends on it but what people see.
-    """
+    """A try without an answer. It is not synced: nothing depends on it but reports to operators."""
 
     check_number: int
     why: str
@@ -193,7 +190,7 @@ def wrap_halves(
 
 
 def wrap_again(halves: Sequence[StoredMessage], facts: Facts) -> list[Message]:
-    """The same half messages once more, to lie further behind in the log; RocketMQ calls it
+    """The same half messages, to be stored again at the end of the log; RocketMQ calls this
     putBack.
     """
     assert facts.so_far is not None
@@ -224,7 +221,7 @@ def real_queue(half: StoredMessage) -> QueueId:
 
 
 def schedule_id_of(half: StoredMessage) -> str | None:
-    """Of a delayed message; halves of older versions have it under its own name."""
+    """The schedule id of a delayed message; halves of older versions have it under its own name."""
     system = half.system
     return system.get(_ON_A_HALF[properties.SCHEDULE_ID]) or system.get(properties.SCHEDULE_ID)
 
@@ -234,7 +231,7 @@ def _renamed(system: Mapping[str, str], names: Mapping[str, str]) -> dict[str, s
 
 
 def transaction_id_of(half: StoredMessage) -> str:
-    """In a store that a broker wrote it is the message's own id."""
+    """The transaction id of a half; in a store that a broker wrote, the message id."""
     return half.system.get(properties.TRANSACTION_ID) or half.message_id
 
 
@@ -243,35 +240,36 @@ def producer_group_of(half: StoredMessage) -> str:
 
 
 def facts_of(half: StoredMessage) -> Facts | None:
-    """None on every half but the first, and on a broker's."""
+    """The parameters of a begin; None on every half but the first, and on halves of a broker."""
     text = half.system.get(TRANSACTION_FACTS)
     return None if text is None else _facts_decoder.decode(text)
 
 
 def is_later_half(half: StoredMessage) -> bool:
-    """Is it one of ours that follows the first half of its transaction?
-
-    A broker's half has the id of its transaction.
+    """Whether it is a half of EscrowMQ that follows the first one of its transaction. A broker's
+    half has the id of its transaction.
     """
     return facts_of(half) is None and transaction_id_of(half) != half.message_id
 
 
 def is_put_back(half: StoredMessage) -> bool:
-    """Is it the first half of a transaction whose halves we have written again?"""
+    """Whether it is the first half of a transaction whose halves EscrowMQ has written again."""
     facts = facts_of(half)
     return facts is not None and facts.so_far is not None
 
 
 def is_put_back_held(half: StoredMessage) -> bool:
-    """Is it one of `is_put_back`, of a transaction that was held then?"""
+    """Whether it is the first half of a transaction that was held when its halves were written
+    again.
+    """
     facts = facts_of(half)
     return facts is not None and facts.so_far is not None and facts.so_far.is_held
 
 
 def is_brokers(half: StoredMessage) -> bool:
-    """Did a broker write it: a half of its own, or a copy of one when it asked about it?
+    """Whether a broker wrote it: a half of its own, or a copy that it stored for a check.
 
-    Each copy of a broker's counts one more check than what it is a copy of.
+    Each copy of a broker's half counts one more check than the half that it was copied from.
     """
     checks = half.system.get(properties.CHECK_TIMES)
     if checks is None:
@@ -317,10 +315,10 @@ def unwrap_final(half: StoredMessage) -> Message:
 def op_message(
     op: Op, *, idempotency_key: str | None = None, business_key: str | None = None
 ) -> Message:
-    """The record of a decision. It has no id of its own, as in RocketMQ.
+    """The record of a decision.
 
-    Its keys are what a decided transaction is looked up by once memory has forgotten it: its id,
-    and the idempotency key and the business key of its begin.
+    It has no id of its own, as in RocketMQ. Its keys find a decided transaction that is no longer
+    in memory: its id, and the idempotency key and the business key of its begin.
     """
     assert op.transaction_id is not None
     assert op.state is not None
@@ -352,17 +350,19 @@ def op_message(
 
 
 def lookup_key(idempotency_key: str) -> str:
-    """No transaction id has a colon."""
+    """The key by which an op is found. Its prefix is unique: no transaction id has a colon."""
     return f"idempotency:{idempotency_key}"
 
 
 def business_lookup_key(business_key: str) -> str:
-    """Percent-encoded: a space would end the key."""
+    """The key by which an op is found for a business key, percent-encoded: a space would end the
+    key.
+    """
     return f"business:{quote(business_key, safe='')}"
 
 
 def read_op(message: StoredMessage) -> Op:
-    """Takes RocketMQ's forms too."""
+    """Decode an op message, of EscrowMQ or of RocketMQ."""
     system = message.system
     decision, answer = system.get(DECISION), system.get(CHECK_ANSWER)
     return Op(
@@ -399,7 +399,9 @@ def check_message(event: AnyCheckEvent, *, message_id: str, now_ms: int) -> Mess
 
 
 def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:
-    """RocketMQ's mark of a transaction whose checks have ended; EscrowMQ reads the check event."""
+    """The message by which RocketMQ marks a transaction whose checks have ended; EscrowMQ reads the
+    check event.
+    """
     body = msgspec.json.encode(event)
     system = {properties.TRANSACTION_ID: event.transaction_id}
     return Message(
@@ -413,15 +415,15 @@ def held_message(event: Held, *, message_id: str, now_ms: int) -> Message:
 
 
 def is_discarded_half(message: StoredMessage) -> bool:
-    """Is this message of the held topic a broker's, which moves the half itself there, and not one
-    of `held_message`?
+    """Whether this message of the held topic is a half that a broker moved there, and not a
+    `held_message`.
     """
     return properties.TRANSACTION_MARK in message.system
 
 
 def is_about(event: CheckEvent, sequence: int) -> bool:
-    """Is it about the transaction that has this place in the order of begins, and not about an
-    older one of the same id?
+    """Whether the event is about the transaction with this place in the order of begins, and not
+    about an older one of the same id.
     """
     return event.begun_as is None or event.begun_as == sequence
 

@@ -53,8 +53,8 @@ def events_of(
 
 
 def _add(events: list[Event], later: Iterable[Event]) -> None:
-    """A check that was sent stands where it was sent, although the log tells of it only with what
-    came of it.
+    """Add an event. A sent check is listed at the time it was sent, although the log has only its
+    result.
     """
     for event in later:
         at = len(events)
@@ -129,8 +129,8 @@ def _of_sending(
     *,
     at_ms: int,
 ) -> Iterator[Event]:
-    """Nothing is written when a check goes out: its answer, or that there was none, says when that
-    was.
+    """The event for the sending of a check, which is not logged: its time is in the answer, or in
+    the record of the failed try.
     """
     attempt = attempts[number] = attempts.get(number, 0) + 1
     if latency_ms is not None:

@@ -9,8 +9,8 @@ _GONE, _CLOSED, _OPEN = range(3)
 
 
 class InOrder:
-    """Ids by an ever-growing sequence number, some of them open, with a cheap way to go on behind
-    one: 17 bytes each.
+    """Ids by increasing sequence numbers, with a mark for the open ones; iteration after a number
+    is cheap. 17 bytes each.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class InOrder:
         self._states.insert(at, state)
 
     def close(self, sequence: int) -> None:
-        """It is open no more."""
+        """Mark an id as no longer open."""
         self._put(sequence, _CLOSED)
 
     def discard(self, sequence: int) -> None:
@@ -66,7 +66,9 @@ class InOrder:
             self._gone = 0
 
     def after(self, sequence: int, *, only_open: bool = False) -> Iterator[str]:
-        """As it is at each step: what is added, closed and discarded meanwhile counts."""
+        """Ids after a sequence number. Ids that are added, closed or discarded during the iteration
+        are respected.
+        """
         while True:
             at = bisect_right(self._sequences, sequence)
             if only_open:

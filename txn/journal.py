@@ -1,8 +1,8 @@
-"""The table of transactions and the log that it is derived from: what is appended is applied, and
+"""The table of transactions and the log that it is derived from. Appended events are applied, and
 counted.
 
-What a snapshot of the table says to reflect of each queue is counted message by message: it never
-claims what the table lacks.
+A snapshot states how far it reflects each queue, counted message by message, so it never claims an
+event that the table lacks.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,8 +54,8 @@ class Journal:
         on_decided: Callable[[TxnState, Resolver], None],
         on_published: Callable[[int], None],
     ) -> None:
-        """`on_decided` is called with each decision that is made, once it is durable;
-        `on_published` with the number of messages that commits have published.
+        """`on_decided` is called with each decision, once it is durable; `on_published` with the
+        number of messages that commits have published.
         """
         self.store = store
         self.clock = clock
@@ -82,8 +82,8 @@ class Journal:
     # finding
 
     async def find(self, transaction_id: str) -> Transaction:
-        """Raises UnknownTransaction, and TransactionExpired where retention has left nothing but
-        its decision.
+        """The transaction. Raises UnknownTransaction, and TransactionExpired if retention has
+        deleted everything but its decision.
         """
         transaction = await self.recall(transaction_id)
         if (
@@ -99,8 +99,8 @@ class Journal:
         return transaction
 
     async def recall(self, transaction_id: str) -> Transaction | None:
-        """The transaction: from the table, or a decided one that memory has forgotten from
-        the log.
+        """The transaction: from the table, or from the log if it is decided and no longer in
+        memory.
         """
         known = self.table.get(transaction_id)
         if known is None and self.table.has_forgotten:
@@ -117,26 +117,25 @@ class Journal:
         *,
         from_reserve: bool = True,
     ) -> list[Appended]:
-        """Raises what `MessageStore.append` raises.
-
-        The caller changes the table before it awaits anything.
+        """Append messages. Raises what `MessageStore.append` raises. The caller changes the table
+        before it awaits anything.
         """
         appended = await self.log.append(messages, durability=durability, from_reserve=from_reserve)
         self.log.count(appended)
         return appended
 
     def note_appended(self, queue: QueueId, queue_offsets: Iterable[int]) -> None:
-        """Messages of a queue of ours were appended, and the table reflects them."""
+        """Count appended messages of a queue of transactions that the table reflects."""
         self.log.count_offsets(queue, queue_offsets)
 
     def set_reserve(self) -> None:
-        """Give the store the bytes that the commits of all undecided transactions would take: a
-        commit writes all of its transaction again.
+        """Reserve in the store the bytes that the commits of all undecided transactions would take:
+        a commit writes all messages of its transaction again.
         """
         self.store.set_reserve(self.table.open_bytes)
 
     def begun(self, transaction: Transaction) -> None:
-        """Its half messages were appended."""
+        """Add a transaction whose half messages were appended."""
         self.table.add(transaction)
         self.set_reserve()
 
@@ -177,9 +176,8 @@ class Journal:
         self, transaction: Transaction, messages: Messages, state: TxnState, by: Resolver,
         resolved_at_ms: int
     ) -> None:  # fmt: skip
-        """A decision was appended.
-
-        `messages`: the transaction's, with the places of their finals. `set_reserve` is to follow.
+        """Apply an appended decision. `messages`: the transaction's, with the places of their
+        finals. The caller calls `set_reserve` next.
         """
         self.table.decide(
             transaction,
@@ -202,7 +200,7 @@ class Journal:
         finals_from: tuple[int, ...] = (),
         answer: CheckAnswer | None = None,
     ) -> Op:
-        """The decision, as it is to be recorded now."""
+        """The decision, as it would be recorded now."""
         return Op(
             half_offsets=(
                 *[message.half_offset for message in transaction.messages],
@@ -218,7 +216,7 @@ class Journal:
         )
 
     def op_message(self, transaction: Transaction, op: Op) -> Message:
-        """The record of the decision."""
+        """The message that records the decision."""
         return half_message.op_message(
             op,
             idempotency_key=transaction.idempotency_key,
@@ -228,7 +226,7 @@ class Journal:
     def apply_decision(
         self, transaction: Transaction, op: Op, final_offsets: Sequence[int]
     ) -> None:
-        """It stands in the log, and its finals at these queue offsets."""
+        """Apply a decision that is in the log, with the queue offsets of its finals."""
         assert op.state is not None
         self.table.decide(
             transaction,
@@ -244,9 +242,8 @@ class Journal:
         self._changed(transaction)
 
     async def read_halves(self, transaction: Transaction) -> list[StoredMessage]:
-        """Its half messages, in their order.
-
-        Raises Backpressure while they are not visible, and what `read` raises.
+        """The half messages of a transaction, in their order. Raises Backpressure while they are
+        not visible, and what `read` raises.
         """
         offsets = [message.half_offset for message in transaction.messages]
         if not await self.store.wait_for_arrival(HALF_QUEUE, offsets[-1], timeout_ms=_HALF_WAIT_MS):
@@ -263,9 +260,7 @@ class Journal:
         return halves
 
     def _changed(self, transaction: Transaction) -> None:
-        """Withdraw the open check, which is answered or pointless, and wake those that wait for
-        another state.
-        """
+        """Withdraw the open check, and wake the calls that wait for another state."""
         self.checks.withdraw(transaction)
         if transaction.state is not TxnState.PREPARED:
             self.conditions.notify(transaction.transaction_id)
@@ -290,9 +285,8 @@ class Journal:
         return await self.log.save_snapshot(encode)
 
     async def load_snapshot(self) -> bool:
-        """Load the table as the last snapshot has it, if there is one.
-
-        Is it of an older version, which did not know the copies that a broker makes?
+        """Load the last snapshot into the table, if there is one; whether it is of an older
+        version, which did not know the copies that a broker makes.
         """
         data = await self.log.load()
         if data is None:
@@ -305,5 +299,5 @@ class Journal:
         return not pieces or pieces[0] != _KNOWS_COPIES
 
     def replayed(self) -> None:
-        """The table reflects all of the log."""
+        """Note that the table reflects all of the log."""
         self.set_reserve()

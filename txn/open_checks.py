@@ -1,10 +1,10 @@
-"""The checks that producers are to answer: who waits for one, who has which under a lease.
+"""Open checks and their leases: the checks that producers have to answer.
 
 In memory only.
 
-A check's id says which transaction it is about and which of its checks it is, so that an answer
-finds its transaction after a restart too. A check whose lease ends unanswered is handed out again
-under the same id.
+The id of a check names its transaction and its number, so that an answer finds the transaction
+after a restart, too. A check whose lease ends without an answer is delivered again with the same
+id.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ _NEVER = -1
 
 
 def check_id(transaction: Transaction) -> str:
-    """Of the transaction's open check."""
+    """The id of the transaction's open check."""
     return f"{_PREFIX}_{transaction.checks_answered + 1}_{transaction.transaction_id}"
 
 
 def parse_check_id(text: str) -> tuple[str, int] | None:
-    """(transaction id, number of the check); None where it is no check id."""
+    """(transaction id, number of the check); None if it is not a check id."""
     prefix, _, rest = text.partition("_")
     number, _, transaction_id = rest.partition("_")
     if (
@@ -45,7 +45,9 @@ class LeasedCheck(NamedTuple):
 
 
 def check_now(transaction: Transaction, now_ms: int) -> LeasedCheck:
-    """Its open check, or the next one, to be sent out of turn. The first answer to it counts."""
+    """The open check, or the next one, for a try that an operator requested. Its first answer
+    counts.
+    """
     return LeasedCheck(check_id(transaction), transaction.checks_answered + 1, transaction, now_ms)
 
 
@@ -68,7 +70,7 @@ class OpenChecks:
         return list(self._available)
 
     def offer(self, transaction: Transaction) -> None:
-        """Its check is due: the first receive of its group leases it."""
+        """Make the check of a transaction available to its producer group."""
         group = transaction.producer_group
         line = self._available.get(group)
         if line is None:
@@ -79,7 +81,7 @@ class OpenChecks:
                 waiting.set_result(None)
 
     def withdraw(self, transaction: Transaction) -> None:
-        """End its check: it was answered, or its transaction is decided or held."""
+        """End the check: it was answered, or its transaction is decided or held."""
         self._leased.pop(transaction.transaction_id, None)
         self._handed_out.pop(transaction.transaction_id, None)
         self._failures.pop(transaction.transaction_id, None)
@@ -91,10 +93,7 @@ class OpenChecks:
                 del self._available[transaction.producer_group]
 
     def lease(self, group: str, *, max_checks: int, lease_ms: int | None) -> list[LeasedCheck]:
-        """Hand out what is available, oldest first.
-
-        `lease_ms`: None until it is withdrawn or postponed.
-        """
+        """Lease available checks, oldest first. `lease_ms`: None: until withdrawn or postponed."""
         self.return_expired()
         checks: list[LeasedCheck] = []
         until_ms = _NEVER if lease_ms is None else self._clock.monotonic_ms() + lease_ms
@@ -112,11 +111,11 @@ class OpenChecks:
         return checks
 
     def is_leased(self, transaction: Transaction) -> bool:
-        """Is its open check handed out, and not answered yet?"""
+        """Whether the open check is leased and not answered yet."""
         return transaction.transaction_id in self._leased
 
     def count_failure(self, check: LeasedCheck) -> int:
-        """How many tries of it have given no answer, this one among them."""
+        """Number of tries of this check without an answer, including this one."""
         transaction_id = check.transaction.transaction_id
         if not self._is_leased(check):
             return 1
@@ -124,20 +123,20 @@ class OpenChecks:
         return self._failures[transaction_id]
 
     def postpone(self, check: LeasedCheck, wait_ms: int) -> None:
-        """Offer it again after that time; nothing where it was answered or decided meanwhile."""
+        """Offer the check again after this time, unless it was answered or decided meanwhile."""
         if self._is_leased(check):
             self._lease(check.transaction, self._clock.monotonic_ms() + wait_ms)
 
     def wait_ms(self, transaction: Transaction) -> int | None:
-        """How long until its open check can be leased, from 0; None while it is leased without a
+        """Time until the open check can be leased, from 0; None while it is leased without a
         deadline.
         """
         until_ms, _ = self._leased.get(transaction.transaction_id, (0, None))
         return None if until_ms == _NEVER else max(0, until_ms - self._clock.monotonic_ms())
 
     def leased_at_ms(self, transaction: Transaction) -> int | None:
-        """When its open check was last leased, in wall milliseconds; None where it was not since
-        the start.
+        """When the open check was last leased, in wall milliseconds; None if it was not since the
+        start.
         """
         return self._handed_out.get(transaction.transaction_id)
 
@@ -148,7 +147,9 @@ class OpenChecks:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        """A lease may last for hours after its check was answered: they must not pile up."""
+        """Drop ends of leases whose checks were answered: a lease may last for hours, and they must
+        not accumulate.
+        """
         if len(self._leases) > 2 * len(self._leased) + 64:
             self._leases = [
                 (until_ms, id_) for id_, (until_ms, _) in self._leased.items() if until_ms != _NEVER
@@ -162,7 +163,7 @@ class OpenChecks:
         )
 
     def return_expired(self) -> int:
-        """Offer the checks again whose leases have ended; how many."""
+        """Offer checks again whose leases have ended; their number."""
         now_ms = self._clock.monotonic_ms()
         count = 0
         while self._leases and self._leases[0][0] <= now_ms:
@@ -179,7 +180,7 @@ class OpenChecks:
         return self._leases[0][0] if self._leases else None
 
     async def wait(self, group: str) -> None:
-        """Until something is offered to the group, or the service stops."""
+        """Wait until a check is offered to the group, or the service stops."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiters = self._waiting.setdefault(group, [])
         waiters.append(waiting)
@@ -200,10 +201,10 @@ class OpenChecks:
 
 
 class _Line:
-    """Transactions whose checks are not leased, the first one in front.
+    """Transactions whose checks are not leased, in order.
 
-    Two plain dicts, which the garbage collector leaves alone. It would walk an OrderedDict of a
-    million whole, in one turn.
+    Two plain dicts: the garbage collector skips these, while it would walk an OrderedDict of a
+    million entries in one turn.
     """
 
     def __init__(self) -> None:
@@ -215,7 +216,7 @@ class _Line:
         return len(self._places)
 
     def add(self, transaction: Transaction) -> None:
-        """Behind the others; one that is there already keeps its place."""
+        """Add at the end; an entry that exists keeps its place."""
         place = self._places.setdefault(transaction.transaction_id, self._end)
         self._by_place[place] = transaction
         self._end += 1
@@ -226,7 +227,7 @@ class _Line:
             del self._by_place[place]
 
     def pop(self) -> Transaction:
-        """The first one."""
+        """Remove and return the first entry."""
         while self._first not in self._by_place:
             self._first += 1
         transaction = self._by_place[self._first]

@@ -1,4 +1,4 @@
-"""How transactions are set up."""
+"""Options of transactions."""
 
 from dataclasses import dataclass
 

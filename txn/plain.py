@@ -1,10 +1,10 @@
-"""Plain transactions, many in one append: each has one message, an id that was made for it, and no
-idempotency key.
+"""Plain transactions, many in one append: each has one message, a generated id, and no idempotency
+key.
 
-What the log gets and the table says is what `begin.py` and `decide.py` make of the same requests;
-what is saved is a task, a lock and a read of the log for each. The message of a transaction that
-was begun here is kept as the row of its final message, as long as there is room, so that a commit
-need not read it again. What is not plain, or not kept, is left to those two.
+The log and the table get the same as from `begin.py` and `decide.py`, without a task, a lock and a
+read of the log for each. The message of a transaction begun here is kept as the row of its final
+message, while there is room, so that a commit does not read it again. Transactions that are not
+plain, or not kept, are left to those two modules.
 """
 
 from collections import OrderedDict
@@ -60,16 +60,15 @@ class PlainBegin(msgspec.Struct, gc=False):
 
 
 class Begun(NamedTuple):
-    """Of transactions that were begun together: all have these times."""
+    """Transactions that were begun together, with the same times."""
 
     prepared_at_ms: int
     first_check_at_ms: int
 
 
 class Decided(NamedTuple):
-    """Transactions that were decided together.
-
-    `final_offsets`: of their messages, where they were committed.
+    """Transactions that were decided together. `final_offsets`: of their messages, if they were
+    committed.
     """
 
     transactions: Sequence[Transaction]
@@ -101,11 +100,13 @@ class PlainTransactions:
     # begin
 
     def may_begin(self, count: int) -> bool:
-        """Are so many more undecided transactions allowed?"""
+        """Whether so many more undecided transactions are allowed."""
         return self._table.open_count + count <= self._options.max_open
 
     def leaves_room(self, message_bytes: int) -> bool:
-        """Can the commit of one with such a message, body and attributes, be one append?"""
+        """Whether the commit of a transaction with this message, body and attributes fits into one
+        append.
+        """
         return message_bytes + _OTHER_BYTES <= self._store.append_limit_bytes()
 
     def begin(
@@ -208,8 +209,8 @@ class PlainTransactions:
     # decide
 
     def take(self, transaction_id: str) -> Kept | None:
-        """Have the turn of an undecided transaction that is kept, until `decide` has ended; None if
-        it is not for here.
+        """Claim an undecided transaction that is kept here, until `decide` has ended; None if it is
+        not.
         """
         kept = self._kept.get(transaction_id)
         if kept is None:
@@ -222,7 +223,7 @@ class PlainTransactions:
         return kept if self._locks.try_acquire(transaction_id) else None
 
     def give_back(self, taken: Sequence[Kept]) -> None:
-        """Leave to others what `take` has taken."""
+        """Release the transactions that `take` has claimed."""
         for one in taken:
             self._locks.release(one.transaction.transaction_id)
 

@@ -1,4 +1,4 @@
-"""How a producer is asked "did you commit?" when it does not come for its checks itself."""
+"""Producers that are sent checks, rather than receive them."""
 
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -8,7 +8,7 @@ from txn.states import TxnEvent
 
 
 class Failure(StrEnum):
-    """Why a try gave no answer. Neither is ever counted, nor read as a decision."""
+    """Why a try has no answer. It is never counted as an answer, nor read as a decision."""
 
     UNREACHABLE = "unreachable"
     INVALID = "invalid"  # something came back, and it was no answer
@@ -32,7 +32,7 @@ class Failed(NamedTuple):
 
 
 class Route(NamedTuple):
-    """Where the checks of a group go, and how many may be under way to there."""
+    """The endpoint of the checks of a group, and the maximum number in progress there."""
 
     host: str
     concurrency: int
@@ -40,10 +40,10 @@ class Route(NamedTuple):
 
 class ProducerClient(Protocol):
     def route(self, group: str) -> Route | None:
-        """None where the group is not asked."""
+        """The route of the group; None if checks are not sent."""
 
     async def ask(self, group: str, check: LeasedCheck) -> Answered | Failed:
-        """One try, which ends by itself."""
+        """Try once to send a check, within a timeout."""
 
     async def disable(self, group: str, host: str) -> None:
-        """Its endpoint is gone: ask it no more."""
+        """Stop sending to an endpoint that is gone."""

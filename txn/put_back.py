@@ -1,9 +1,8 @@
-"""Writes undecided transactions again before retention drops their half messages, so that they
-outlive it.
+"""Writes undecided transactions again before retention drops their half messages.
 
 A transaction stays the same: its id, its time, its idempotency key, its place in the order of
-begins and the results of its checks go with it (`half_message.CarriedState`). All its halves are
-one append, durable before the old ones go. Until these are gone both exist, and a reader of the log
+begins and the results of its checks are copied (`half_message.CarriedState`). All its halves are
+one append, durable before the old ones are dropped. Until then both exist, and a reader of the log
 takes the later ones.
 """
 
@@ -37,8 +36,8 @@ class PutBack:
         self._parked: dict[str, str] = {}
 
     def parked(self) -> dict[str, str]:
-        """Undecided transactions whose messages are damaged or gone with a segment, and why: they
-        can only be rolled back.
+        """Undecided transactions whose messages are damaged or deleted, with the error: they can
+        only be rolled back.
         """
         table = self._journal.table
         self._parked = {
@@ -104,7 +103,9 @@ class PutBack:
         )
 
     def _held_again(self, transaction: Transaction) -> Message:
-        """RocketMQ's mark, for a broker that is given the files."""
+        """The message by which RocketMQ marks a held transaction, for a broker that opens this
+        store.
+        """
         event = Held(
             transaction_id=transaction.transaction_id,
             revision=transaction.revision,
@@ -120,7 +121,9 @@ class PutBack:
 async def _pieces(
     transactions: Iterator[Transaction | None],
 ) -> AsyncIterator[list[Transaction]]:
-    """As many at a time as may be under way; hundreds of thousands may expire at once."""
+    """As many transactions at a time as may be in progress; hundreds of thousands may expire at
+    once.
+    """
     piece: list[Transaction] = []
     piece_bytes = 0
     for transaction in transactions:

@@ -1,6 +1,4 @@
-"""Transactions that memory does not hold, found in the log by their keys: decided ones that it has
-forgotten, and the state of one.
-"""
+"""Lookup of transactions in the log by their keys: decided ones that are no longer in memory."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,13 +19,13 @@ _READ_BYTES = 8 << 20
 
 
 async def by_id(store: MessageStore, transaction_id: str) -> Transaction | None:
-    """The decided transaction of this id; None where there is none."""
+    """The decided transaction with this id; None if there is none."""
     found = await _by_key_of_op(store, transaction_id, most=1)
     return found[0] if found else None
 
 
 async def was_decided(store: MessageStore, transaction_id: str) -> bool:
-    """Is there a decision of this transaction, whether or not its messages are still there?"""
+    """Whether a decision of this transaction exists, even if its messages are gone."""
     return bool(await store.find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=1))
 
 

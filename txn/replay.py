@@ -1,9 +1,8 @@
-"""The table of transactions at a start: from the last snapshot, and from what the log has behind
-it.
+"""The table of transactions at a start: from the last snapshot and the log after it.
 
-Then what a broker left half done is completed: its finals without an op get one, and of decided
-transactions the copies of halves that no op names are named, since a broker would ask about them
-again, and do what it is answered.
+Then transactions that a broker left incomplete are completed: finals without an op get one; and of
+decided transactions, copies of halves that no op names are named in one, since a broker would check
+them again and apply the answer.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ log = structlog.get_logger()
 
 
 class Replay:
-    """Used once. `run` returns the number of messages replayed."""
+    """One replay at a start. `run` returns the number of messages replayed."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -96,7 +95,7 @@ class Replay:
             yield message
 
     def _replay_half(self, half: StoredMessage) -> None:
-        """Collect the halves of a transaction, which lie one behind another."""
+        """Collect the halves of a transaction, which are consecutive in the log."""
         transaction_id = half_message.transaction_id_of(half)
         if self._halves and half_message.transaction_id_of(self._halves[0]) != transaction_id:
             self._drop_incomplete()
@@ -127,7 +126,9 @@ class Replay:
             self._misled.add(known.transaction_id)
 
     def _note_broker(self, transaction: Transaction) -> None:
-        """A broker had a hand in it, so an op need not name all of its halves."""
+        """Note that a broker has written records of this transaction, so an op need not name all of
+        its halves.
+        """
         transaction_id = transaction.transaction_id
         if transaction_id not in self._brokers:
             self._brokers[transaction_id] = None
@@ -135,8 +136,8 @@ class Replay:
                 self._unnamed |= dict.fromkeys(transaction.half_offsets, transaction_id)
 
     def _drop_incomplete(self) -> None:
-        """Of a transaction that a repair took messages from, the others are not published: it
-        cannot be committed any more.
+        """Drop the halves of a transaction from which a repair removed messages: it can no longer
+        be committed.
         """
         if self._halves:
             log.error(
@@ -158,9 +159,9 @@ class Replay:
             )
 
     def _replay_held(self, message: StoredMessage) -> None:
-        """A broker that gives up asking moves the half; to us the transaction is held.
+        """A half that a broker moved to the held topic: its transaction is held.
 
-        What we held, the check queue says.
+        Transactions that EscrowMQ holds are in the check queue.
         """
         transaction = self._table.get(half_message.transaction_id_of(message))
         if transaction is not None and half_message.is_discarded_half(message):
@@ -194,9 +195,11 @@ class Replay:
             self._unnamed.pop(half_offset, None)
 
     async def _settle_brokers(self) -> None:
-        """A broker's op does not say which way it went: the final message does. A final is written
-        before its op, so one that stands alone, because the broker died between the two, is a
-        decision all the same, and gets its op. So does one of which an op names only some halves.
+        """Decide the transactions of a broker by their final messages: its op does not state the
+        outcome.
+
+        A final is written before its op. One without an op, because the broker died between the
+        two, is a decision and gets its op. So does one whose op names only some halves.
         """
         undecided = [
             (transaction, op)
@@ -220,8 +223,8 @@ class Replay:
             await asyncio.gather(*settled[at : at + _TOGETHER])
 
     async def _find_finals(self, transactions: Sequence[Transaction]) -> dict[str, StoredMessage]:
-        """The final messages of these transactions by message id; of several, since a broker may
-        write one twice, the first.
+        """The final messages of these transactions by message id; if a broker wrote one twice, the
+        first.
         """
         wanted: dict[QueueId, set[str]] = {}
         for transaction in transactions:
@@ -260,7 +263,7 @@ class Replay:
         self._journal.apply_decision(transaction, op, [])
 
     async def _complete(self, transaction: Transaction, op: Op) -> None:
-        """Record a broker's decision, where no op of it names each half."""
+        """Record a broker's decision, unless its ops name each half."""
         is_named = self._unnamed.keys().isdisjoint(op.half_offsets)
         self._note_named(op)
         if not is_named:
@@ -269,7 +272,7 @@ class Replay:
             )
 
     async def _name_copies(self) -> None:
-        """Record decisions of ours once more that were made before all copies were known."""
+        """Record decisions of EscrowMQ again that were made before all copies were known."""
         first = self._store.bounds(HALF_QUEUE).first
         copies: dict[str, list[int]] = {}
         for half_offset, transaction_id in self._unnamed.items():
@@ -283,7 +286,7 @@ class Replay:
             log.info("copies_of_halves_named", count=len(ops))
 
     async def _op_about(self, transaction_id: str, copies: Sequence[int]) -> Message | None:
-        """The decision of the transaction, naming these copies, too; None where there is none."""
+        """The decision of the transaction, with these copies; None if there is none."""
         transaction = self._table.get(transaction_id)
         if transaction is not None and not transaction.state.is_decided:
             return None

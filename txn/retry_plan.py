@@ -1,7 +1,4 @@
-"""When a check that got no answer is sent again.
-
-Pure: time and randomness are arguments.
-"""
+"""Backoff of a check without an answer. Pure: time and randomness are arguments."""
 
 LONGEST_WAIT_MS = 30_000
 LONGEST_RETRY_AFTER_MS = 3_600_000

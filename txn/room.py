@@ -1,7 +1,8 @@
-"""The room that a transaction needs in one append: so much must be left for its commit when it is
-begun, since only then can it still be refused. Pure.
+"""Room that a transaction needs in one append: a begin is refused if its commit would not fit.
+Pure.
 
-A commit is one append: the final messages, and the decision. What is put back is smaller.
+A commit is one append: the final messages and the decision. Half messages that are written again
+take less.
 """
 
 from collections.abc import Iterable
@@ -18,8 +19,8 @@ DECISION_BYTES = 2_048 + _REASON_BYTES + _ANSWER_BYTES  # with its ids and keys
 
 
 def check_room(halves: Iterable[Row], limit_bytes: int) -> None:
-    """Raises MessageTooLarge where a transaction with these half messages could not be committed in
-    one append of so many bytes of log.
+    """Raise MessageTooLarge if a transaction with these half messages could not be committed in one
+    append of so many bytes of log.
     """
     body_bytes, other_bytes = 0, DECISION_BYTES
     for _, own, body, *_ in halves:

@@ -55,7 +55,9 @@ TRANSITIONS: dict[tuple[TxnState, TxnEvent], TxnState] = {
 def next_state(
     transaction_id: str, state: TxnState, event: TxnEvent, *, resolved_by: str = ""
 ) -> TxnState:
-    """Raises TransactionConflict where the transaction cannot take the event."""
+    """The state after an event. Raises TransactionConflict if the transaction cannot take the
+    event.
+    """
     try:
         return TRANSITIONS[state, event]
     except KeyError:

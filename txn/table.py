@@ -1,8 +1,8 @@
-"""The table of transactions: the undecided ones, and as many decided ones as it keeps to recognise
-a repeated request. Pure.
+"""The table of transactions: the undecided ones, and a number of decided ones to recognise repeated
+requests. Pure.
 
-Derived: replaying the half, check and op queues gives it back. Applying something twice changes
-nothing, so a replay may begin anywhere before the point that a snapshot reflects.
+Derived: a replay of the half, check and op queues restores it. Applying an event twice changes
+nothing, so a replay may begin at any point before the one that a snapshot reflects.
 """
 
 from collections import OrderedDict
@@ -45,7 +45,7 @@ class TransactionTable:
 
     @property
     def open_count(self) -> int:
-        """Undecided ones, held ones among them."""
+        """Number of undecided transactions, including held ones."""
         return self._order.open_count
 
     @property
@@ -66,8 +66,8 @@ class TransactionTable:
         return None if transaction_id is None else self._all.get(transaction_id)
 
     def named_by(self, op: Op) -> Iterator[Transaction]:
-        """The undecided transactions that an op is about: ours says which one, a broker's names
-        halves or copies of them.
+        """The undecided transactions of an op: one of EscrowMQ names the transaction, one of a
+        broker names halves or copies of them.
         """
         if op.transaction_id is None and not self._has_all_halves:
             self._has_all_halves = True
@@ -84,15 +84,14 @@ class TransactionTable:
                 yield transaction
 
     def behind(self, sequence: int, *, only_open: bool) -> Iterator[Transaction]:
-        """In the order of begins, those behind this sequence number.
-
-        What changes meanwhile counts.
+        """Transactions after this sequence number, in the order of begins. Changes during the
+        iteration are respected.
         """
         for transaction_id in self._order.after(sequence, only_open=only_open):
             yield self._all[transaction_id]
 
     def with_business_key(self, business_key: str, sequence: int) -> Iterator[Transaction]:
-        """As `behind`, of the transactions that were begun with this business key."""
+        """The transactions with this business key, as in `behind`."""
         for transaction_id in self._by_business_key.after(business_key, sequence):
             yield self._all[transaction_id]
 
@@ -100,10 +99,7 @@ class TransactionTable:
     # changes
 
     def add(self, transaction: Transaction, messages: Messages | None = None) -> None:
-        """A transaction was begun.
-
-        `messages`: its own, where they are at hand and need not be made once more.
-        """
+        """Add a transaction that was begun. `messages`: its messages, if the caller has them."""
         transaction_id = transaction.transaction_id
         if transaction_id in self._all:
             return
@@ -132,9 +128,8 @@ class TransactionTable:
             self._due.add(transaction.look_at_ms, sequence)
 
     def add_copy(self, transaction: Transaction, half_offset: int) -> bool:
-        """A half of a known transaction that a broker has written again: a decision names it, too.
-
-        False where it is known already.
+        """Add a copy of a half that a broker has stored, so that the decision names it. False if it
+        is known already.
         """
         if half_offset in transaction.half_offsets:
             return False
@@ -144,9 +139,8 @@ class TransactionTable:
         return True
 
     def expiring(self, half_offset: int) -> Iterator[Transaction | None]:
-        """Undecided ones that have a half below this offset. What changes meanwhile counts.
-
-        None, now and then: others may have a turn before it goes on.
+        """Undecided transactions that have a half below this offset. Changes during the iteration
+        are respected. None at times, so that the caller lets other work run before it continues.
         """
         for number, transaction_id in enumerate(self._order.after(-1, only_open=True), 1):
             transaction = self._all[transaction_id]
@@ -165,10 +159,10 @@ class TransactionTable:
         *,
         first_kept: int,
     ) -> None:
-        """Its halves were put back: from now on they lie here.
+        """Set the new places of halves that were written again.
 
-        `so_far` counts where it is newer than what is known. `first_kept`: the first offset of the
-        half queue, before which no decision need name a copy.
+        `so_far` counts if it is newer than the known progress. `first_kept`: first offset of the
+        half queue; a decision need not name a copy before it.
         """
         messages = transaction.messages
         former = [message.half_offset for message in messages]
@@ -200,8 +194,8 @@ class TransactionTable:
         reason: str | None,
         messages: Messages,
     ) -> None:
-        """The decision is recorded; `messages`: its own, those of a commit with the places of their
-        finals.
+        """Apply a recorded decision; `messages`: its messages, for a commit with the places of
+        their finals.
         """
         if transaction.state.is_decided:
             return
@@ -226,7 +220,9 @@ class TransactionTable:
         self._keep_decided(transaction.transaction_id)
 
     def apply(self, event: AnyCheckEvent) -> Transaction | None:
-        """Something about an undecided transaction; None where it is known already, or decided."""
+        """Apply an event of an undecided transaction; None if it is known already, or the
+        transaction is decided.
+        """
         transaction = self._all.get(event.transaction_id)
         if (
             transaction is None
@@ -266,22 +262,22 @@ class TransactionTable:
         return transaction
 
     def look_again(self, transaction: Transaction, at_ms: int) -> None:
-        """Plan its checkback again at that time, and not at the one that was set before."""
+        """Plan the checkback of a transaction again at this time, instead of the one set before."""
         transaction.look_at_ms = at_ms
         self._due.add(at_ms, transaction.sequence)
         self._drop_stale()
 
     def take_due(self, now_ms: int) -> Iterator[Transaction | None]:
-        """Undecided, not held transactions that are to be planned again; each comes once for each
-        `look_again`.
-
-        None, now and then: others may have a turn before it goes on.
+        """Undecided, not held transactions whose checkback must be planned again, once for each
+        `look_again`. None at times, so that the caller lets other work run before it continues.
         """
         for sequence in self._due.take(now_ms):
             yield None if sequence is None else self._all[self._order[sequence]]
 
     def next_due_ms(self) -> int | None:
-        """The earliest time that a transaction is to be planned again, in ms; None for none."""
+        """The earliest time at which a checkback must be planned again, in ms; None if there is
+        none.
+        """
         return self._due.next_ms()
 
     def _look_at_ms(self, sequence: int) -> int | None:
@@ -298,15 +294,15 @@ class TransactionTable:
             self._due.drop_some()
 
     def forget_key(self, key: str) -> None:
-        """The idempotency key is too old to count."""
+        """Forget an idempotency key whose window is over."""
         self._by_key.pop(key, None)
 
     def _know_halves(self, transaction: Transaction) -> None:
         self._by_half.update(dict.fromkeys(transaction.half_offsets, transaction.transaction_id))
 
     def _share(self, transaction: Transaction) -> None:
-        """Have a million of them hold one policy and one group, not a million of each, and one
-        number for each millisecond.
+        """Share equal policies, groups and times among transactions, of which there may be a
+        million.
         """
         shared = self._shared
         if len(shared) > _MOST_SHARED:

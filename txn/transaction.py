@@ -1,4 +1,4 @@
-"""One transaction, as small as it can be held: there may be a million of them in memory. Pure."""
+"""One transaction, in little memory: there may be a million of them. Pure."""
 
 from collections.abc import Iterable
 from typing import TypeAlias
@@ -29,7 +29,7 @@ class TxnMessage(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Packed(TxnMessage, frozen=True, gc=False, array_like=True):
-    """The same, encoded without the names of its fields."""
+    """A `TxnMessage`, encoded without the names of its fields."""
 
 
 Messages: TypeAlias = tuple[TxnMessage, ...]
@@ -96,22 +96,22 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def is_checking(self) -> bool:
-        """Is an unanswered check open?"""
+        """Whether an unanswered check is open."""
         return self.asked_at_ms is not None and not self.state.is_decided
 
     @property
     def is_late(self) -> bool:
-        """Decided after it had been held."""
+        """Whether it was decided after it had been held."""
         return self.was_held and self.state.is_decided
 
     @property
     def owed_bytes(self) -> int:
-        """About what its commit takes in the log."""
+        """Approximate length of its commit in the log."""
         return owed_bytes_of(self.messages)
 
     @property
     def half_offsets(self) -> set[int]:
-        """Of its halves, and of all their copies that a decision is to name."""
+        """The offsets of its halves, and of all copies that a decision must name."""
         return {*[message.half_offset for message in self.messages], *self.former_halves}
 
     @property
@@ -120,7 +120,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
         return self.sequence_with(None)
 
     def sequence_with(self, messages: Messages | None) -> int:
-        """The same; `messages`: its own, where they are at hand and need not be made once more."""
+        """The place in the order of begins; `messages`: its messages, if the caller has them."""
         if self.begun_as is not None:
             return self.begun_as
         return (messages or self.messages)[0].half_offset
@@ -160,8 +160,8 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
 
 def with_finals(messages: Messages, finals: Iterable[tuple[int | None, int | None]]) -> Messages:
-    """The messages of a commit with the places of their finals: of each the queue offset, or where
-    to look for it.
+    """The messages of a commit with the places of their finals: the queue offset, or where to look
+    for it.
     """
     changed = list(messages)
     for number, (final_offset, final_from) in zip(range(len(changed)), finals, strict=False):
@@ -177,12 +177,12 @@ def without_delay(messages: Messages) -> Messages:
 
 
 def owed_bytes_of(messages: Messages) -> int:
-    """About what the commit of a transaction with these messages takes in the log."""
+    """Approximate length in the log of the commit of a transaction with these messages."""
     return _OP_BYTES + sum([message.size_bytes for message in messages])
 
 
 def size_of(message: Message) -> int:
-    """About how many bytes of log the message takes."""
+    """Approximate length of the message in the log."""
     texts = sum(
         [
             len(name) + len(value)
@@ -194,7 +194,7 @@ def size_of(message: Message) -> int:
 
 
 def from_halves(halves: list[StoredMessage]) -> Transaction:
-    """The transaction that these half messages, all of it, begin."""
+    """The transaction of these half messages, which are all of it."""
     first = halves[0]
     facts = half_message.facts_of(first)
     policy = facts.policy if facts is not None else CheckbackPolicy()
@@ -232,7 +232,7 @@ def from_halves(halves: list[StoredMessage]) -> Transaction:
 
 
 def as_begun(transaction: Transaction) -> Transaction:
-    """As it was when it was begun."""
+    """The transaction in its state at the begin."""
     return Transaction(
         transaction_id=transaction.transaction_id,
         producer_group=transaction.producer_group,
