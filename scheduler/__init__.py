@@ -1,1 +1,1 @@
-"""Later: what runs by the clock."""
+"""Delayed messages, cron schedules, and the periodic loops of the service."""

@@ -1,10 +1,9 @@
-"""A cron line in a time zone: at which moments it fires.
+"""A cron expression in a time zone, and the times at which it fires.
 
 Pure; it fires as Debian's cron does (docs/delays.md).
 
-Five fields, or six with the seconds in front, or one of the names below. A moment is wall
-milliseconds, and a whole second. The first package that needs a calendar; the time is an argument,
-no clock is read.
+Five fields, or six with the seconds first, or one of the names below. Times are wall milliseconds,
+in whole seconds, and arguments: no clock is read.
 """
 
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ _MARGIN_MS = 3 * 3_600_000
 
 class CronLine:
     def __init__(self, expression: str, time_zone: str) -> None:
-        """Raises InvalidRequest with the pointer `/cron` or `/time_zone`."""
+        """Parse the expression. Raises InvalidRequest with the pointer `/cron` or `/time_zone`."""
         self._fields = _NAMED.get(expression.lower(), expression)
         self._zone = _zone(time_zone)
         try:
@@ -48,15 +47,15 @@ class CronLine:
             raise InvalidRequest(detail, pointer="/cron") from None
 
     def after(self, moment_ms: int) -> int | None:
-        """The first moment behind this one; None where there is none within fifty years."""
+        """The first time after this one; None if there is none within fifty years."""
         return next(self._moments(moment_ms), None)
 
     def upcoming(self, after_ms: int, count: int) -> list[int]:
-        """So many moments, the earliest first; fewer where there are no more."""
+        """Up to so many times, earliest first."""
         return list(islice(self._moments(after_ms), count))
 
     def latest(self, *, after_ms: int, until_ms: int, count: int) -> list[int]:
-        """The last so many of those in (after_ms, until_ms], the earliest first."""
+        """The last so many times in (after_ms, until_ms], earliest first."""
         found: list[int] = []
         margin_ms = _MARGIN_MS if self._is_clock_turned_around(until_ms) else 1_000
         backwards = CronSim(self._fields, self._local(until_ms + margin_ms), reverse=True)
@@ -68,7 +67,7 @@ class CronLine:
         return found[::-1]
 
     def as_local(self, moment_ms: int) -> str:
-        """As a clock in the zone shows it, with its offset from UTC."""
+        """The local time in the zone, with its offset from UTC."""
         return self._local(moment_ms).isoformat()
 
     def _moments(self, after_ms: int) -> Iterator[int]:

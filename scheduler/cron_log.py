@@ -22,14 +22,14 @@ SNAPSHOT = "cron"
 
 
 class Firing(NamedTuple):
-    """Something that came of a schedule, as it stands in the log."""
+    """An outcome of a schedule, as stored in the log."""
 
     mark: AnyCronMark
     at_ms: int
 
 
 class Step(NamedTuple):
-    """A mark, and the message that goes with it."""
+    """A mark, and the message appended with it."""
 
     item: CronItem
     mark: AnyCronMark
@@ -55,10 +55,7 @@ class CronLog:
         return self._log.left_out
 
     async def restore(self) -> int:
-        """Begin where the last snapshot ends.
-
-        Marks that were stored before the returned time are lost.
-        """
+        """Load the last snapshot. Marks that were stored before the returned time are lost."""
         data = await self._log.load()
         if data is not None:
             for schedule_id, settled in msgspec.msgpack.decode(
@@ -77,7 +74,7 @@ class CronLog:
         return oldest[0].stored_at_ms if oldest else self._clock.wall_ms()
 
     async def replay(self) -> tuple[int, bool]:
-        """Read the marks to the end: how many, and is there one that cannot be read?"""
+        """Read the marks to the end; their number, and whether one of them cannot be read."""
         count = 0
         async for mark in self._log.replay(CRON_QUEUE, cron_schedule.read_mark):
             self._settle(mark)
@@ -100,7 +97,7 @@ class CronLog:
         return [Firing(cron_schedule.read_mark(message), message.stored_at_ms) for message in found]
 
     async def append(self, steps: Sequence[Step]) -> None:
-        """All of it at once, in this order. Raises what `MessageStore.append` raises."""
+        """Append these steps together, in this order. Raises what `MessageStore.append` raises."""
         now_ms = self._clock.wall_ms()
         messages = [
             message

@@ -87,7 +87,9 @@ class CronParked(CronMark, frozen=True, tag="set_aside"):
 
 
 class CountRestarted(CronMark, frozen=True, tag="counted_anew"):
-    """It had been settled further than this, by a clock that was ahead; from here it goes on."""
+    """The schedule was settled up to a later time by a clock that was ahead; it continues from this
+    time.
+    """
 
     # moments behind `settled_ms` that have fired all the same, and do not again
     fired_ahead: list[int] = []
@@ -110,7 +112,7 @@ def mark_message(mark: AnyCronMark, *, now_ms: int) -> Message:
 
 
 def read_mark(message: Message) -> AnyCronMark:
-    """Raises msgspec.DecodeError."""
+    """Decode a mark. Raises msgspec.DecodeError."""
     return _decoder.decode(message.body)
 
 
@@ -126,9 +128,8 @@ class Plan(NamedTuple):
 
 
 def plan(line: CronLine, catch_up: CatchUp, *, first_ms: int, now_ms: int, grace_ms: int) -> Plan:
-    """`first_ms`: the first occurrence that is not settled, which is due.
-
-    One that is later than `grace_ms` was missed.
+    """The next steps. `first_ms`: the first occurrence that is not settled, which is due. An
+    occurrence that is later than `grace_ms` was missed.
     """
     missed_ms = now_ms - grace_ms - 1  # and before
     if first_ms > missed_ms:

@@ -1,8 +1,8 @@
-"""Sends a message whenever a cron schedule says so, over a `MessageStore`.
+"""Sends the messages of cron schedules, over a `MessageStore`.
 
-What schedules say is kept by a registry, what has come of them lies in the log (`cron_log.py`): a
-firing is one append of the message and a mark, and how far each schedule is settled is what the
-marks say. So each fires once, whatever is killed when.
+The registry has the definitions, the log has the outcomes (`cron_log.py`): a firing is one append
+of the message and a mark, and the marks determine how far each schedule is settled. So each
+occurrence is sent once, even if the process is killed.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _MOST_AHEAD = 1_000  # firings of one schedule ahead of the clock that are known
 
 
 class CronRegistry(Protocol):
-    """Keeps what schedules say; durable on return."""
+    """Stores the definitions of schedules; durable on return."""
 
     async def load(self) -> list[CronSchedule]: ...
 
@@ -75,9 +75,8 @@ class CronService:
         build: Callable[[CronSchedule, int], Awaitable[Message]],
         on_settled: Callable[[str, int], None] = lambda event, late_ms: None,
     ) -> None:
-        """`build`: the message of an occurrence; raises RejectedError.
-
-        `on_settled` gets each outcome and its delay.
+        """`build`: makes the message of an occurrence; raises RejectedError. `on_settled` gets each
+        outcome and its delay.
         """
         self._store = store
         self._registry = registry
@@ -96,7 +95,7 @@ class CronService:
     # life cycle
 
     async def start(self) -> int:
-        """Give the table back from the registry, the last snapshot and the log; the number of marks
+        """Restore the table from the registry, the last snapshot and the log; the number of marks
         replayed.
         """
         await self._store.create_topic(CRON_QUEUE.topic, queue_count=1)
@@ -118,21 +117,21 @@ class CronService:
         return replayed
 
     async def save_snapshot(self) -> int:
-        """Keep how far schedules are settled; how many bytes, 0 where nothing is new."""
+        """Save how far schedules are settled. The number of bytes; 0 if nothing has changed."""
         return await self._log.save_snapshot()
 
     # ----------------------------------------------------------------------------------------------
     # reading
 
     def get(self, schedule_id: str) -> CronItem:
-        """Raises UnknownSchedule."""
+        """The schedule with this id. Raises UnknownSchedule."""
         item = self.table.get(schedule_id)
         if item is None:
             raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
         return item
 
     def parked(self) -> dict[str, str]:
-        """The schedules whose times cannot be worked out, and why."""
+        """The schedules whose times cannot be computed, with the error."""
         return {
             item.schedule_id: item.reason or ""
             for item in self.table
@@ -140,9 +139,8 @@ class CronService:
         }
 
     def made_before(self, key: str, fingerprint: str, *, since_ms: int) -> CronItem | None:
-        """The schedule that was made with this idempotency key, then or later.
-
-        Raises IdempotencyKeyReused.
+        """The schedule that was created with this idempotency key, now or later. Raises
+        IdempotencyKeyReused.
         """
         before = self.table.get(self._by_key.get(key, ""))
         if before is None or before.schedule.created_at_ms < since_ms:
@@ -151,12 +149,14 @@ class CronService:
         return before
 
     def count_left_out(self) -> int:
-        """Damaged marks that the start left out: schedules went on from then."""
+        """Number of damaged marks that the start skipped: their schedules continued from the
+        start.
+        """
         return self._log.left_out
 
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
-        """The last things that came of it, newest first; none where the engine does not find
-        messages by their key.
+        """The last outcomes of the schedule, newest first; none if the engine cannot find messages
+        by key.
         """
         return await self._log.recent(schedule_id, count=count)
 
@@ -164,9 +164,10 @@ class CronService:
     # changes
 
     async def create(self, schedule: CronSchedule, *, key_window_ms: int) -> tuple[CronItem, bool]:
-        """(the schedule, was its idempotency key used before). Durable on return.
+        """Create a schedule: (the schedule, whether its idempotency key was used before). Durable
+        on return.
 
-        Raises IdempotencyKeyReused, and LimitReached where there are too many schedules.
+        Raises IdempotencyKeyReused, and LimitReached if there are too many schedules.
         """
         async with self._turn:
             if schedule.idempotency_key is not None:
@@ -213,11 +214,8 @@ class CronService:
             return await self._save(old, new)
 
     async def cancel(self, schedule_id: str, *, check: Callable[[CronSchedule], None]) -> CronItem:
-        """It fires no more.
-
-        `check` may refuse by raising. Durable on return. Raises UnknownSchedule.
-
-        Cancelling what is cancelled changes nothing.
+        """Cancel a schedule; a second time it changes nothing. `check` may refuse by raising.
+        Durable on return. Raises UnknownSchedule.
         """
         async with self._turn:
             item = self.get(schedule_id)
@@ -254,7 +252,7 @@ class CronService:
         return self.table.put(schedule)
 
     async def _forget_cancelled(self) -> None:
-        """All but those that were cancelled last."""
+        """Forget cancelled schedules, except the last ones."""
         cancelled = [item.schedule for item in self.table if item.state is CronState.CANCELLED]
         cancelled.sort(key=lambda schedule: schedule.cancelled_at_ms or 0)
         gone = [schedule.schedule_id for schedule in cancelled[:-_CANCELLED_KEPT]]
@@ -272,9 +270,8 @@ class CronService:
     # firing
 
     async def run_once(self, now_ms: int) -> int:
-        """Fire what is due; how many messages.
-
-        Raises what `append` raises: what is left is due again.
+        """Fire the schedules that are due; the number of messages. Raises what `append` raises: the
+        rest stays due.
         """
         fired = 0
         async with self._turn:
@@ -293,8 +290,8 @@ class CronService:
         return fired
 
     async def _look_for_wrong_clock(self, now_ms: int) -> None:
-        """A clock that was far ahead has settled what is still to come: once it is right, those
-        schedules count from now.
+        """Find schedules that a clock far ahead has settled beyond the present time; they continue
+        from now.
         """
         if self._swept_ms is None or now_ms < self._swept_ms:
             limit_ms = now_ms + _WRONG_CLOCK_MS
@@ -305,8 +302,8 @@ class CronService:
         self._swept_ms = now_ms
 
     async def _count_anew(self, item: CronItem, now_ms: int) -> None:
-        """Whatever its marks say, it goes on from now; what has fired ahead of the clock does not
-        again. Durable on return.
+        """Continue the schedule from now, whatever its marks state; occurrences that fired ahead of
+        the clock do not fire again. Durable on return.
         """
         log.warning(
             "cron_counts_anew", schedule_id=item.schedule_id, settled_ms=item.settled.until_ms
@@ -337,7 +334,7 @@ class CronService:
             self.table.put(item.schedule)
 
     def _retry_delayed(self) -> None:
-        """Have the schedules due again whose message could not be checked in the last sweep."""
+        """Make schedules due again whose message could not be checked in the last sweep."""
         for schedule_id in list(self._delayed):
             item = self.table.get(schedule_id)
             if item is not None and item.state is CronState.PARKED:
@@ -399,7 +396,7 @@ class CronService:
         return CronParked(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason[:1_000])
 
     async def _take(self, steps: Sequence[Step]) -> int:
-        """In pieces, in their order; how many messages."""
+        """Append the steps in pieces, in their order; the number of messages."""
         fired = at = 0
         while at < len(steps):
             size = count = 0
@@ -413,7 +410,7 @@ class CronService:
         return fired
 
     async def _take_together(self, steps: Sequence[Step]) -> int:
-        """All in one append; where that is refused, each in its own, and the occurrences that are
+        """Append all steps together; if that is refused, each by itself, and occurrences that are
         refused are parked.
         """
         try:

@@ -1,9 +1,9 @@
-"""The table of cron schedules: what each one says, how far it is settled, and which is due next.
+"""The table of cron schedules: their definitions, how far each is settled, and which is due next.
 
 Pure.
 
-How far they are settled is derived: replaying the marks gives it back. A mark that is applied twice
-changes nothing.
+The progress is derived: a replay of the marks restores it. A mark that is applied twice changes
+nothing.
 """
 
 import heapq
@@ -31,9 +31,8 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CronItem:
-    """One schedule.
-
-    `next_ms` is None where nothing is to come: it is paused, cancelled, parked, or at its end.
+    """One schedule. `next_ms` is None if no occurrence follows: it is paused, cancelled, parked, or
+    at its end.
     """
 
     def __init__(self, schedule: CronSchedule, settled: Settled) -> None:
@@ -83,8 +82,8 @@ class CronTable:
     def search(
         self, *, after: str, count: int, wanted: Callable[[CronItem], bool]
     ) -> list[CronItem]:
-        """So many items behind this id, in the order of ids, which is that in which they
-        were made.
+        """Up to so many items after this id, in the order of ids, which is that of their
+        creation.
         """
         found = [item for item in self if item.schedule_id > after and wanted(item)]
         return heapq.nsmallest(count, found, key=attrgetter("schedule_id"))
@@ -99,7 +98,7 @@ class CronTable:
         return self._due[0][0] if self._due else None
 
     def due(self, now_ms: int) -> list[CronItem]:
-        """Those that are due, the earliest first; they stay due until they are settled."""
+        """The schedules that are due, earliest first; they stay due until they are settled."""
         found: dict[str, CronItem] = {}
         while (due_ms := self.next_due_ms()) is not None and due_ms <= now_ms:
             _, schedule_id = heapq.heappop(self._due)
@@ -135,13 +134,13 @@ class CronTable:
         self._items.pop(schedule_id, None)
 
     def settle(self, schedule_id: str, settled_ms: int) -> None:
-        """A mark says that whatever was due up to then needs nothing more."""
+        """Apply a mark: everything that was due up to its time is settled."""
         before = self._settled_of(schedule_id)
         if settled_ms > before.until_ms:
             self.settle_as(schedule_id, before.and_until(settled_ms))
 
     def settle_as(self, schedule_id: str, settled: Settled) -> None:
-        """So far it is settled, and if it was further before."""
+        """Set the time up to which the schedule is settled, even if it was a later one."""
         item = self._items.get(schedule_id)
         if item is None:
             self._settled[schedule_id] = settled
@@ -154,7 +153,7 @@ class CronTable:
         return self._settled.get(schedule_id, Settled()) if item is None else item.settled
 
     def park(self, item: CronItem, reason: str) -> None:
-        """It comes no more until it is put again."""
+        """Park a schedule: it is not due until it is put again."""
         item.reason, item.next_ms = reason, None
 
     def drop_unknown(self) -> None:

@@ -1,4 +1,4 @@
-"""Delivers what is due: what is due now at once, what is long overdue at a bounded rate.
+"""Delivers due messages: those that are due now at once, a backlog at a limited rate.
 
 A delivery is one append of messages and a mark that names them, so after a crash there are both or
 neither. Messages are read a piece ahead and appended in the order of their times; several appends
@@ -32,7 +32,7 @@ _APPENDS_AT_ONCE = 4
 
 
 class _Ready(NamedTuple):
-    """A message that has been read."""
+    """A message that has been read from the log."""
 
     entry: DueEntry
     schedule_id: str
@@ -40,7 +40,7 @@ class _Ready(NamedTuple):
 
 
 class DueDelivery:
-    """The event loop's; one run at a time."""
+    """Delivers due messages, one run at a time. Event loop only."""
 
     def __init__(
         self,
@@ -64,7 +64,9 @@ class DueDelivery:
         self.backlog_count = 0
 
     async def run_once(self, now_ms: int) -> int:
-        """How many messages were delivered. What could not be is due again."""
+        """Deliver due messages; their number. Messages that could not be delivered are due
+        again.
+        """
         await self._log.follow()
         window = self._log.window
         window.advance(now_ms - self._options.catch_up_after_ms)
@@ -99,7 +101,7 @@ class DueDelivery:
         return delivered
 
     def _allow(self, now_ms: int) -> int:
-        """How many of the backlog may go now."""
+        """How many messages of the backlog may be delivered now."""
         rate = self._options.catch_up_per_second
         elapsed_ms = 0 if self._swept_ms is None else min(max(0, now_ms - self._swept_ms), 1_000)
         self._swept_ms = now_ms
@@ -116,9 +118,8 @@ class DueDelivery:
         return await self._under_way.shielded(self._in_pieces(entries))
 
     async def _in_pieces(self, entries: Sequence[DueEntry]) -> int:
-        """Begun in the order of their times.
-
-        What could not be delivered is put back, whatever is raised.
+        """Deliver pieces in the order of their times. Undelivered messages are queued again, even
+        if an error is raised.
         """
         left = {entry.place: entry for entry in entries}
         pieces = [
@@ -146,8 +147,8 @@ class DueDelivery:
         return delivered
 
     async def _deliver(self, ready: Sequence[_Ready], left: dict[int, DueEntry]) -> int:
-        """All in one append; where that is refused, each in its own, and the poisoned ones are set
-        aside.
+        """Append all messages together; if that is refused, each by itself, and those that are
+        refused are parked.
         """
         given = [one.message for one in ready if one.message is not None]
         entries = [one.entry for one in ready]
@@ -184,7 +185,7 @@ class DueDelivery:
     # reading
 
     async def _read(self, entries: Sequence[DueEntry], left: dict[int, DueEntry]) -> list[_Ready]:
-        """The messages of these entries; what cannot be read or understood is parked."""
+        """The messages of these entries; entries that cannot be read or decoded are parked."""
         places = [scheduled_message.message_at(entry.place) for entry in entries]
         ready: list[_Ready] = []
         at = 0
@@ -213,8 +214,8 @@ class DueDelivery:
         return unwrapped
 
     async def _make_queue(self, queue: QueueId) -> None:
-        """Make it known where it is not: the store knows queues that have messages, and those of
-        clients' topics.
+        """Create the queue in the store if it is unknown: the store knows queues with messages, and
+        those of clients' topics.
         """
         try:
             self._store.bounds(queue)
@@ -223,7 +224,7 @@ class DueDelivery:
 
 
 def _by_size(ready: Sequence[_Ready]) -> Iterator[Sequence[_Ready]]:
-    """In groups that one append takes."""
+    """The messages in groups, each for one append."""
     begin = size = 0
     for at, one in enumerate(ready):
         size += 0 if one.message is None else len(one.message.body)

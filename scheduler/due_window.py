@@ -20,7 +20,9 @@ _FIRST_MS = -(1 << 62)
 
 class DueWindow:
     def __init__(self, *, max_entries: int) -> None:
-        """More than `max_entries` it does not hold: then it ends earlier."""
+        """`max_entries`: maximum number of entries in memory; the window ends earlier if it is
+        reached.
+        """
         self._max_entries = max_entries
         self._open: dict[int, DueEntry] = {}  # by place; with those that are just being delivered
         # with stale ones in between: those that are not in `_open` as they are
@@ -36,7 +38,7 @@ class DueWindow:
 
     @property
     def has_overdue(self) -> bool:
-        """May there be something in the index that is overdue?"""
+        """Whether the index may have an overdue entry."""
         return self.overdue_after < before(self.begin_ms)
 
     def overdue_until_ms(self, now_ms: int) -> int:
@@ -49,12 +51,12 @@ class DueWindow:
 
     @property
     def has_room(self) -> bool:
-        """For so many that it is worth reading them."""
+        """Whether there is room for so many entries that a read is worthwhile."""
         return 2 * self.room >= self._max_entries
 
     def next_due_ms(self) -> int | None:
-        """When something is due next, overdue ones apart: exactly, where it is in memory, and else
-        not before that.
+        """The next time at which an entry is due, without overdue ones: exact if it is in memory,
+        otherwise a lower bound.
         """
         first = self._first()
         return self.later_ms if first is None else first.due_ms
@@ -71,7 +73,7 @@ class DueWindow:
     # as the index changes
 
     def change(self, added: Iterable[DueEntry], taken: Iterable[DueEntry]) -> None:
-        """Apply the changes that the index gets, too."""
+        """Apply changes, which the index gets, too."""
         for entry in added:
             if entry.due_ms < self.begin_ms:
                 self._rewind(entry)
@@ -86,8 +88,8 @@ class DueWindow:
             self._shrink()
 
     def extend(self, entries: Iterable[DueEntry], end: DueEntry, *, later_ms: int | None) -> None:
-        """All that the index has behind the end of the window, up to a new end, and when what lies
-        behind that is due.
+        """Add all entries of the index from the end of the window to a new end, and note when the
+        next one after it is due.
         """
         for entry in entries:
             self._add(entry)
@@ -132,7 +134,7 @@ class DueWindow:
         return taken
 
     def requeue(self, entry: DueEntry) -> None:
-        """It waits again. One that has changed meanwhile does not."""
+        """Add an entry again, unless it has changed meanwhile."""
         if entry.due_ms < self.begin_ms:
             if self.is_waiting(entry):
                 del self._open[entry.place]
@@ -141,7 +143,7 @@ class DueWindow:
             heapq.heappush(self._heap, entry)
 
     def requeue_at(self, place: int) -> None:
-        """Whatever is in memory of this message waits again."""
+        """Add the entries of this message that are in memory again."""
         entry = self._open.get(place)
         if entry is not None:
             self.requeue(entry)
@@ -155,7 +157,7 @@ class DueWindow:
             )
 
     def _shrink(self) -> None:
-        """Keep the earlier half."""
+        """Keep the earlier half of the entries."""
         waiting = sorted({one.place: one for one in self._heap if self.is_waiting(one)}.values())
         kept, left = waiting[: self._max_entries // 2], waiting[self._max_entries // 2 :]
         for entry in left:
@@ -169,15 +171,15 @@ class DueWindow:
         self.later_ms = due_ms if self.later_ms is None else min(self.later_ms, due_ms)
 
     def _rewind(self, entry: DueEntry) -> None:
-        """The backlog is to be read from this entry on, at the latest."""
+        """Read the backlog from this entry on, or from an earlier one."""
         self.overdue_after = min(self.overdue_after, before_entry(entry))
 
 
 def before(due_ms: int) -> DueEntry:
-    """In front of all that are due then or later, behind all that are due earlier."""
+    """A position before all entries that are due at this time or later."""
     return DueEntry(due_ms, -1, 0, 0)
 
 
 def before_entry(entry: DueEntry) -> DueEntry:
-    """Directly in front of it."""
+    """A position directly before this entry."""
     return DueEntry(entry.due_ms, entry.place, entry.revision - 1, _LARGEST)

@@ -63,13 +63,13 @@ class _Waiting(NamedTuple):
     parked: list[DueEntry]
 
     def is_long(self, entry: DueEntry) -> bool:
-        """May the log expire before this message of the timer queue is due?"""
+        """Whether the log may expire before this message of the timer queue is due."""
         stored_at_ms = self.stored_at[entry.place // _STORED_TOGETHER]
         return entry.due_ms > stored_at_ms + ROLL_WINDOW_MS
 
 
 class HandOverService:
-    """Tells the store what waits. Event loop only."""
+    """Prepares the store for a broker. Event loop only."""
 
     def __init__(
         self, store: MessageStore, clock: Clock, schedule_log: ScheduleLog, put_back: PutBackService
@@ -80,11 +80,11 @@ class HandOverService:
         self._put_back = put_back
 
     async def run(self, *, most: int) -> HandedOver:
-        """Give the store all that waits: on disk when it is closed, if nothing is changed before.
+        """Give the store all waiting messages; they are on disk when it is closed, if nothing is
+        changed before.
 
-        `most`: messages that are written again at most.
-
-        Raises what `append` raises: a broker learns nothing new then.
+        `most`: maximum number of messages that are written again. Raises what `append` raises: the
+        broker then knows no new state.
         """
         await self._log.follow()
         waiting = await self._read()
@@ -166,8 +166,8 @@ class HandOverService:
     def _with_unchanged(
         self, waiting: _Waiting, changed: list[DueEntry], most: int
     ) -> list[DueEntry]:
-        """These, and messages of a level that a broker would not deliver without others that are
-        over.
+        """These messages, and those of a level that a broker would deliver only together with
+        finished ones.
         """
         again = list(changed)
         for queue, entries in waiting.levels.items():
@@ -183,7 +183,7 @@ class HandOverService:
         return again
 
     async def _of_timers(self, waiting: _Waiting) -> list[DueEntry]:
-        """Moved ones that a broker would wait for by their old time."""
+        """Messages that were moved, for which a broker would use the old time."""
         moved = [
             entry
             for entry in waiting.timers

@@ -1,5 +1,5 @@
-"""Every loop of the service in one place: who looks after them, and what readiness, metrics and
-operators see, asks here.
+"""All loops of the service: runs them, and reports their state to readiness, metrics and
+operators.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -10,8 +10,8 @@ from storage.clock import Clock
 
 
 class ParkedItems(NamedTuple):
-    """Items that a loop could not deal with and went past; each is tried again after a while, or by
-    hand.
+    """Items that a loop could not process and skipped; each is tried again after a while, or by an
+    operator.
     """
 
     total: int = 0
@@ -19,10 +19,8 @@ class ParkedItems(NamedTuple):
 
 
 class LoopReport(NamedTuple):
-    """How a loop is.
-
-    `last_error`: of the last run, if that failed; `waits_for`: why what is due waits, which is no
-    failure.
+    """The state of a loop. `last_error`: of the last run, if it failed; `waits_for`: why due items
+    wait, which is not a failure.
     """
 
     loop: str
@@ -95,7 +93,7 @@ class Loops:
             ticker.start()
 
     async def stop(self) -> None:
-        """The last one first."""
+        """Stop the loops, the last one first."""
         for ticker in reversed(self.tickers):
             await ticker.stop()
 

@@ -21,12 +21,12 @@ MARK_QUEUE = QueueId(names.SCHEDULE_MARK_TOPIC, 0)
 class _Mark(msgspec.Struct, frozen=True, tag_field="event"):
     @property
     def taken(self) -> tuple[DueEntry, ...]:
-        """The entries that it ends."""
+        """The entries of the index that the mark ends."""
         raise NotImplementedError
 
     @property
     def added(self) -> tuple[DueEntry, ...]:
-        """Those that come in their place."""
+        """The entries that replace them."""
         return ()
 
 
@@ -43,7 +43,9 @@ class Delivered(_Several, frozen=True, tag="delivered"):
 
 
 class PutBack(_Several, frozen=True, tag="put_back"):
-    """Their segment is about to be dropped; from now on the copies count."""
+    """The messages were written again, since their segment was about to be dropped; the copies
+    replace them.
+    """
 
 
 class _Changed(_Mark, frozen=True):
@@ -87,7 +89,7 @@ def next_entry(entry: DueEntry, due_ms: int) -> DueEntry:
 
 
 def shown_due_ms(entry: DueEntry) -> int:
-    """When it is due, or was when it was parked."""
+    """When it is due, or was due when it was parked."""
     return entry.due_ms - NEVER_MS if entry.due_ms >= NEVER_MS else entry.due_ms
 
 

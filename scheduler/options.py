@@ -1,4 +1,4 @@
-"""How delayed delivery is set up."""
+"""Options of delayed delivery."""
 
 from dataclasses import dataclass
 

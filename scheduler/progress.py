@@ -1,11 +1,12 @@
-"""Which messages of the delay queues are done: delivered, cancelled, or put back further behind.
+"""Progress of the delay queues: which of their messages are finished, that is delivered, cancelled,
+or written again.
 
 Pure.
 
-They are not done in their order: one may be moved to next year while thousands behind it are
-delivered. So beside the first one that is not done there is a bit for each behind it; a piece of
-which all are done takes no bits. A broker that opens the files after a kill knows only the first
-one (`storage/local/delay_files.py`) and delivers those behind it again.
+They do not finish in their order: one may be moved to next year while thousands after it are
+delivered. So besides the first unfinished one there is a bit for each message after it; a piece
+that is finished as a whole takes no bits. A broker that opens the files after a kill knows only the
+first one (`storage/local/delay_files.py`) and delivers those after it again.
 """
 
 from collections.abc import Iterable
@@ -26,7 +27,9 @@ _decoder = msgspec.msgpack.Decoder(_Kept)
 
 
 class _Done:
-    """Of one queue: all before piece `first`, and in the pieces from there on those with a bit."""
+    """Progress of one queue: everything before piece `first` is finished, and in later pieces the
+    messages with a bit.
+    """
 
     def __init__(self, first: int = 0, pieces: dict[int, int] | None = None) -> None:
         self.first = first
@@ -34,7 +37,7 @@ class _Done:
 
     @property
     def end(self) -> int:
-        """The first one that is not done."""
+        """Offset of the first unfinished message."""
         bits = self.pieces.get(self.first, 0)
         return self.first * _PIECE + (~bits & (bits + 1)).bit_length() - 1
 
@@ -78,11 +81,11 @@ class Progress:
             self._of(place >> OFFSET_BITS).add(place & _OFFSET)
 
     def note_done_before(self, queue: QueueId, queue_offset: int) -> None:
-        """All before it is done, or there no more."""
+        """Note that every message before this offset is finished or deleted."""
         self._of(place_of(queue, 0) >> OFFSET_BITS).add_before(queue_offset)
 
     def done_before(self, queue: QueueId) -> int:
-        """The first one that is not done."""
+        """Offset of the first unfinished message."""
         return self._of(place_of(queue, 0) >> OFFSET_BITS).end
 
     def dump(self) -> bytes:
@@ -96,7 +99,7 @@ class Progress:
         return msgspec.msgpack.encode(kept)
 
     def restore(self, data: bytes) -> None:
-        """Raises msgspec.DecodeError; nothing is changed then."""
+        """Restore a snapshot. Raises msgspec.DecodeError; nothing is changed then."""
         for queue, first, pieces in _decoder.decode(data):
             bits = {piece: int.from_bytes(raw, "big") if raw else _WHOLE for piece, raw in pieces}
             self._queues[queue] = _Done(first, bits)

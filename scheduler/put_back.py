@@ -1,9 +1,8 @@
-"""Writes delayed messages again before retention drops the segment they wait in, so that they
-outlive it.
+"""Writes delayed messages again before retention drops the segment in which they wait.
 
-The copies and a mark that ends the old entries are one append, durable before the old messages go.
-A copy waits for the time at which the message is due by now, and says its revision and, of one that
-is set aside, why.
+The copies and a mark that ends the old entries are one append, durable before the old messages are
+dropped. A copy is due at the present time of its schedule, and states its revision and, if it is
+parked, the reason.
 """
 
 import asyncio
@@ -29,7 +28,7 @@ log = structlog.get_logger()
 
 
 class PutBackService:
-    """Stores open delayed messages again before retention drops them. Event loop only."""
+    """Writes waiting delayed messages again before retention drops them. Event loop only."""
 
     def __init__(
         self,
@@ -67,9 +66,8 @@ class PutBackService:
         return count
 
     async def again(self, entries: Sequence[DueEntry]) -> int:
-        """Write the messages of these entries of the index again; how many.
-
-        Durable on return. Raises what `append` raises.
+        """Write the messages of these entries of the index again; their number. Durable on return.
+        Raises what `append` raises.
         """
         known = {entry.place: entry for entry in entries}
         places = list(known)
@@ -87,7 +85,7 @@ class PutBackService:
     async def _put_back(
         self, messages: Sequence[StoredMessage], known: Mapping[int, DueEntry]
     ) -> int:
-        """`known`: entries of the index, by place."""
+        """Write the messages of some entries again. `known`: entries of the index, by place."""
         places = [
             scheduled_message.place_of(message.queue, message.queue_offset) for message in messages
         ]
@@ -116,10 +114,8 @@ class PutBackService:
                 self._log.window.requeue_at(place)
 
     async def _write_again(self, waiting: Sequence[tuple[Schedule, StoredMessage]]) -> None:
-        """All in one append; where that is refused, each in its own.
-
-        One that is refused, since its properties or a segment have no room for more, goes with its
-        segment.
+        """Append all copies together; if that is refused, each by itself. A message that is refused
+        then, because its properties or a segment have no room, is dropped with its segment.
         """
         # One that a broker has delivered, which marks nothing, is only let go of.
         copies = [

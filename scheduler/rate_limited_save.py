@@ -1,10 +1,9 @@
-"""Saves a table as often as its size allows: the next time waits until what was written last has
-been paid for.
+"""Saves a table as often as its size allows, so that the bytes written stay below a rate.
 
-A table of a million undecided transactions takes 338 MB. Saved whole every ten seconds it would
-have a tenth of a core and of a disk for as long as anything changes; at this rate it has a few
-hundredths, whatever its size, and a start after a kill replays what came in since: so many seconds
-of messages as the table has times `BYTES_PER_SECOND`.
+A table of a million undecided transactions takes 338 MB. Saved every ten seconds it would use a
+tenth of a core and of a disk while anything changes; at this rate it uses a few hundredths,
+whatever its size. A start after a kill replays the messages since the last save: as many seconds of
+them as the table has times `BYTES_PER_SECOND`.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,7 +14,7 @@ BYTES_PER_SECOND = 8 << 20  # 30 ms of processor time, encoded, checked and writ
 
 
 class RateLimitedSave:
-    """A `run_once` for a ticker, whose interval stays the least there is."""
+    """A `run_once` for a ticker with a short interval."""
 
     def __init__(self, save: Callable[[], Awaitable[int]], clock: Clock) -> None:
         """`save` returns how many bytes it had to write."""
@@ -24,7 +23,7 @@ class RateLimitedSave:
         self._not_before_ms = clock.monotonic_ms()
 
     async def run_once(self) -> int:
-        """How many bytes were written; 0 where it is too early, too."""
+        """Save the table; the number of bytes written, 0 if it is too early."""
         if self._clock.monotonic_ms() < self._not_before_ms:
             return 0
         saved_bytes = await self._save()

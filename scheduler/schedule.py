@@ -1,4 +1,4 @@
-"""A schedule as callers see it: one delayed message, when it is due, and what became of it."""
+"""A schedule as clients see it: one delayed message, its time, and its state."""
 
 from enum import StrEnum
 
@@ -33,11 +33,11 @@ class Schedule(msgspec.Struct, frozen=True):
 
     @property
     def revision(self) -> int:
-        """Each change adds one, and so does the end."""
+        """Revision of the schedule; each change and its end add one."""
         return self.entry.revision + self.state.is_finished
 
     def after(self, mark: Change) -> "Schedule":
-        """As it is after the change."""
+        """The schedule after a change."""
         if isinstance(mark, Cancelled):
             return msgspec.structs.replace(self, entry=mark.entry, state=ScheduleState.CANCELLED)
         (entry,) = mark.added

@@ -2,9 +2,8 @@
 window.
 
 Messages are delayed by an append to a delay topic (a send, a commit). This package reads them as
-any reader does, so what it knows is what the visible log says, and nothing that was stored can be
-forgotten because its sender had gone. The index is kept by the engine with the positions it
-reflects: a start reads on from there.
+any reader does, so its state is that of the visible log, whatever happened to the sender. The
+engine stores the index with the positions that it reflects: a start continues from there.
 """
 
 import asyncio
@@ -89,7 +88,7 @@ class ScheduleLog:
         return self._store.due_counts()
 
     async def start(self) -> int:
-        """Read on from where the index is; the number of messages read."""
+        """Read the log from the positions of the index on; the number of messages read."""
         delay_queues = [
             *await self._queues_of(SCHEDULE_TOPIC, LEVEL_COUNT),
             *await self._queues_of(TIMER_QUEUE.topic, 1),
@@ -114,7 +113,7 @@ class ScheduleLog:
 
     @property
     def left_out(self) -> int:
-        """Damaged marks that the replay of the progress left out."""
+        """Number of damaged marks that the replay of the progress skipped."""
         return self._table.left_out
 
     @property
@@ -123,14 +122,14 @@ class ScheduleLog:
 
     @property
     def delay_ends(self) -> dict[QueueId, int]:
-        """Up to where each delay queue was read."""
+        """Offsets up to which each delay queue was read."""
         return {queue: self._positions[queue] for queue in self.delay_queues}
 
     # ----------------------------------------------------------------------------------------------
     # following the log
 
     async def follow(self) -> int:
-        """Read what has become visible: first what was put off, then the marks; how many
+        """Read newly visible records: delayed messages first, then marks; the number of
         messages.
         """
         async with self._lock:
@@ -139,7 +138,7 @@ class ScheduleLog:
     async def append(
         self, messages: Sequence[Message], mark: AnyMark, durability: Durability | None
     ) -> None:
-        """Append them together, and follow up to the mark."""
+        """Append messages and a mark together, and follow the log up to the mark."""
         noted = marks.encode(mark, now_ms=self._clock.wall_ms())
         # A change is taken when nothing else is; what is due can wait.
         from_reserve = not isinstance(mark, Delivered)
@@ -157,7 +156,7 @@ class ScheduleLog:
             await self.follow()
 
     def end_take_over(self) -> None:
-        """All that a broker did is marked."""
+        """Note that all changes of a broker are marked."""
         self.is_from_a_broker = False
         self._tell_progress()
 
@@ -166,18 +165,16 @@ class ScheduleLog:
         return changes
 
     async def was_delivered_by_broker(self, place: int, message: StoredMessage) -> bool:
-        """Of what is still due. What a broker delivered of ours was marked when it gave the store
-        back.
+        """Whether a broker has delivered this waiting message. A broker's deliveries of EscrowMQ's
+        messages were marked at the take-over.
         """
         if not scheduled_message.is_brokers(message):
             return self._progress.is_done(place)
         return await self.is_over(place, message)
 
     async def is_over(self, place: int, message: StoredMessage) -> bool:
-        """Has a broker delivered it? It marks nothing.
-
-        It says how far it has come; and what lies in the real topic since it was put off, it has
-        delivered.
+        """Whether a broker has delivered it. It writes no marks: it has delivered the messages up
+        to its progress, and those that are in the real topic with a later offset.
         """
         if self._progress.is_done(place):
             return True
@@ -188,13 +185,14 @@ class ScheduleLog:
         return any((one.log_offset or 0) > (message.log_offset or 0) for one in found)
 
     async def save_snapshot(self) -> int:
-        """Save what is done, and not in order; how many bytes, 0 where nothing is new."""
+        """Save the finished messages after the first unfinished one; the number of bytes, 0 if
+        nothing has changed.
+        """
         return await self._table.save_snapshot(lambda: [self._progress.dump()])
 
     async def _make_anew(self) -> int:
-        """Marks outlive the messages that they are about by a while.
-
-        Those of dropped ones must leave no trace in the index.
+        """Rebuild the index. Marks outlive their messages for a while, so marks of dropped messages
+        must leave no trace in it.
         """
         self._begins = {
             queue: (await self._store.offsets(queue)).first for queue in self.delay_queues
@@ -245,10 +243,8 @@ class ScheduleLog:
     def _note_damaged(
         self, queue: QueueId, queue_offset: int, damage: CorruptRecord
     ) -> tuple[list[DueEntry], list[DueEntry]]:
-        """When a damaged message is due, and for which topic, cannot be read: it is parked, and
-        listed with the reason.
-
-        A damaged mark is refused: it may have cancelled, moved or ended a delivery.
+        """Park a damaged message, whose time and topic cannot be read, and list it with the reason.
+        A damaged mark raises: it may have cancelled, moved or ended a delivery.
         """
         if queue == MARK_QUEUE:
             leave_out(queue, queue_offset, damage, may_leave_out=False)
@@ -301,9 +297,7 @@ class ScheduleLog:
         return [*filter(self._counts, added)], [*filter(self._counts, taken)]
 
     def _in_the_index(self, entry: DueEntry) -> DueEntry:
-        """The entry that a mark ends: that of a damaged message was parked while the index is made
-        again.
-        """
+        """The entry that a mark ends; a damaged message was parked in a rebuilt index."""
         if entry.place not in self._parked:
             return entry
         self._parked.discard(entry.place)
@@ -324,7 +318,7 @@ class ScheduleLog:
     # reading the index
 
     async def fill_window(self, now_ms: int) -> None:
-        """See to it that the window holds what is due by now and a while after, as far as it has
+        """Fill the window with the entries that are due by now and a while after, as far as it has
         room.
         """
 
@@ -350,7 +344,9 @@ class ScheduleLog:
             pass
 
     async def read_overdue(self, now_ms: int, max_entries: int) -> list[DueEntry]:
-        """Read the earliest overdue entries; the next call reads on, and entries put back."""
+        """Read the earliest overdue entries; the next call continues, and returns requeued entries
+        again.
+        """
 
         async def read() -> list[DueEntry]:
             window = self.window
@@ -378,7 +374,7 @@ class ScheduleLog:
         )
 
     async def is_due(self, entry: DueEntry) -> bool:
-        """Is this entry still to be delivered, or parked?"""
+        """Whether this entry is still to be delivered, or parked."""
         return self.window.is_waiting(entry) or await self._exclusively(
             lambda: self._store.holds_due(entry)
         )
@@ -406,8 +402,8 @@ class ScheduleLog:
     # helpers
 
     async def _recall_progress(self) -> None:
-        """As it was when the index was kept, or later: the marks that are followed then may say the
-        same again.
+        """Restore the progress of the time when the index was saved, or later: marks that are
+        followed then may repeat it.
         """
         data = await self._table.load()
         try:
@@ -422,7 +418,9 @@ class ScheduleLog:
             self._note_progress([mark])
 
     async def _recall_finished(self) -> None:
-        """The newest ones that the index has let go of: from the last marks it knows."""
+        """Restore the newest finished schedules, which the index no longer has, from the last
+        marks.
+        """
         bounds = await self._store.offsets(MARK_QUEUE)
         at = min(self._positions[MARK_QUEUE], bounds.end)
         while at > bounds.first and len(self.finished) < self._finished_kept:
@@ -435,7 +433,7 @@ class ScheduleLog:
             at = begin
 
     async def _queues_of(self, topic: str, count: int) -> tuple[QueueId, ...]:
-        """A broker's store may have more of them."""
+        """The queues of a delay topic; a broker's store may have more of them."""
         try:
             known = await self._store.queues(topic)
         except UnknownTopic:

@@ -1,9 +1,9 @@
-"""Finds schedules by their id and lists them, from the log, the key index and the index of times:
-memory has no table of them.
+"""Finds and lists schedules, from the log, the key index and the index of times: no table in memory
+has them.
 
-The id leads to the message in its delay topic, and to the last mark about it. Whether it was
-delivered is not asked of marks, which name hundreds of messages each: what is in the index of times
-no more, and was not cancelled, has been delivered.
+The id leads to the message in its delay topic, and to the last mark about it. Marks of deliveries,
+which name hundreds of messages each, are not searched: a message that is no longer in the index of
+times, and was not cancelled, has been delivered.
 """
 
 import heapq
@@ -32,7 +32,7 @@ _LOOKED_AT = 8  # pages of the index that one list reads; the engine says how lo
 
 
 class ListPosition(NamedTuple):
-    """Behind which schedule a list goes on."""
+    """The schedule after which a list continues."""
 
     due_ms: int
     place: int
@@ -44,7 +44,7 @@ class SchedulePage(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Schedules in these states, of this topic, due before then."""
+    """A selection of schedules: in these states, of this topic, due before this time."""
 
     states: Collection[ScheduleState]
     topic: str | None = None
@@ -59,7 +59,7 @@ class ScheduleLookup:
         self._log = schedule_log
 
     async def get(self, schedule_id: str) -> Schedule:
-        """Raises UnknownSchedule."""
+        """The schedule with this id. Raises UnknownSchedule."""
         while True:
             put_backs = self._log.put_backs
             found = await self.look_at(await self.find(schedule_id))
@@ -67,7 +67,7 @@ class ScheduleLookup:
                 return found  # else it may lie elsewhere by now
 
     async def find(self, schedule_id: str) -> Schedule:
-        """The schedule as it was made, whatever became of it. Raises UnknownSchedule."""
+        """The schedule as it was created. Raises UnknownSchedule."""
         by_place = scheduled_message.place_by_id(schedule_id)
         if by_place is not None:
             (found,) = await self._store.read_each([by_place], max_bytes=_READ_BYTES)
@@ -93,7 +93,7 @@ class ScheduleLookup:
         raise UnknownSchedule(f"schedule {schedule_id[:200]} does not exist")
 
     async def look_at(self, made: Schedule) -> Schedule:
-        """The schedule as it is now."""
+        """The schedule in its present state."""
         last = await self._last_change_of(made)
         while True:
             # What was read is followed here, so that the index knows at least as much as the mark
@@ -107,8 +107,8 @@ class ScheduleLookup:
                 return msgspec.structs.replace(schedule, state=ScheduleState.DELIVERED)
 
     async def find_waiting(self, message_id: str) -> Schedule | None:
-        """The schedule of a message that waits for its topic, or is parked; None where there is
-        none. Retries of the message are left out.
+        """The schedule of a message that waits for its topic, or is parked; None if there is none.
+        Retries are left out.
         """
         while True:
             put_backs = self._log.put_backs
@@ -140,9 +140,8 @@ class ScheduleLookup:
     async def page(
         self, wanted: Wanted, *, after: ListPosition | None, max_items: int
     ) -> SchedulePage:
-        """By their times.
-
-        Fewer than asked for, and more behind them, where much had to be passed over.
+        """Schedules in the order of their times. May return fewer than requested although more
+        follow, if many were skipped.
         """
         await self._log.follow()
         found, end = await self._entries(wanted, after or ListPosition(-1, 0), max_items)
@@ -150,13 +149,15 @@ class ScheduleLookup:
         return SchedulePage([one for one in items if wanted.topic in (None, one.topic)], end)
 
     async def _last_change_of(self, made: Schedule) -> Change | None:
-        """Of the message that counts; what was changed before it was put back, it says itself."""
+        """The last change of the message that counts; a copy that was written again states earlier
+        changes itself.
+        """
         last = await self._last_change(made.schedule_id)
         return last if last is not None and last.entry.place == made.entry.place else None
 
     async def _waiting_messages(self, message_id: str) -> AsyncIterator[StoredMessage]:
-        """All that were ever put off under this id, newest first: the message itself, and its
-        retries.
+        """All messages that were ever delayed under this id, newest first: the message itself, and
+        its retries.
         """
         older_than: int | None = None
         while found := await self._store.find_messages(
@@ -185,7 +186,7 @@ class ScheduleLookup:
     async def _entries(
         self, wanted: Wanted, after: ListPosition, max_items: int
     ) -> tuple[list[Finished], ListPosition | None]:
-        """Of each state the first ones behind there, merged."""
+        """The first entries of each state after this position, merged."""
         labels = range(1, 1 << 32)
         if wanted.topic is not None:
             label = scheduled_message.label_of(wanted.topic)
@@ -213,8 +214,8 @@ class ScheduleLookup:
         after: ListPosition,
         max_items: int,
     ) -> tuple[list[DueEntry], ListPosition | None]:
-        """In the order of their times, and up to where all were looked at: None when that
-        was all.
+        """Entries of a state in the order of their times, and the position up to which all were
+        examined: None at the end.
         """
         if state.is_finished:
             known = [one.entry for one in self._log.finished if one.state is state]
@@ -302,5 +303,5 @@ def _position(entry: DueEntry) -> ListPosition:
 
 
 def _is_readable(schedule_id: str) -> bool:
-    """Can it be an id at all?"""
+    """Whether the text can be an id."""
     return schedule_id.isprintable() and 0 < len(schedule_id) <= 255

@@ -1,9 +1,8 @@
-"""Delayed messages, for those who call: look at, list, move, cancel, deliver what is due.
+"""Delayed messages as one object: get, list, move, cancel, and deliver those that are due.
 
-The log is followed by `schedule_log.py`, what is due delivered by `delivery.py`, what there is
-found by `schedule_lookup.py`, what is about to expire written again by `put_back.py`. A change is
-one append of a mark; while it or a delivery is under way no other change of the same message
-begins.
+`schedule_log.py` follows the log, `due_delivery.py` delivers due messages, `schedule_lookup.py`
+finds schedules, `put_back.py` writes expiring messages again. A change is one append of a mark;
+while a change or a delivery of a message is in progress no other change of it begins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +46,7 @@ class ScheduleService:
         )
 
     async def start(self) -> int:
-        """Read on in the log from where the index is; the number of messages read."""
+        """Read the log from the positions of the index on; the number of messages read."""
         count = await self._log.start()
         if self._log.is_from_a_broker:
             await self._take_over.run()
@@ -55,63 +54,66 @@ class ScheduleService:
         return count
 
     async def run_once(self, now_ms: int) -> int:
-        """Deliver what is due; how many messages."""
+        """Deliver due messages; their number."""
         return await self._delivery.run_once(now_ms)
 
     async def follow(self) -> int:
-        """Take notice of what has become visible in the log."""
+        """Read the newly visible part of the log."""
         return await self._log.follow()
 
     def count_left_out(self) -> int:
-        """Damaged marks that the start left out of the progress that is kept for a broker."""
+        """Number of damaged marks that the start skipped, of the progress that is kept for a
+        broker.
+        """
         return self._log.left_out
 
     async def save_snapshot(self) -> int:
-        """Of how far the delay queues are done, so that a start need not read every mark for it;
-        how many bytes.
+        """Save the progress of the delay queues, so that a start need not read every mark; the
+        number of bytes.
         """
         return await self._log.save_snapshot()
 
     async def hand_over(self, *, most: int = MOST_WRITTEN) -> HandedOver:
-        """Tell the store, which is then closed, all that waits: a broker delivers exactly that.
-        `most`: messages that are written again for it; a stop has little time.
+        """Tell the store all waiting messages before it is closed, so that a broker delivers
+        exactly these.
 
-        Raises what `append` raises: a broker may deliver more than that then, and misses nothing.
+        `most`: maximum number of messages that are written again for it; a stop has little time.
+        Raises what `append` raises: a broker may then deliver more messages, but misses none.
         """
         return await self._hand_over.run(most=most)
 
     async def drain(self) -> None:
-        """Return once every change that was begun has ended."""
+        """Return when every change that was begun has ended."""
         await self._under_way.drain()
 
     @property
     def counts(self) -> DueCounts:
-        """How many wait, and how many are parked."""
+        """Numbers of waiting and of parked schedules."""
         return self._log.counts
 
     async def count_of_clients(self) -> int:
-        """How many wait or are parked, without those that a broker had stored for itself; retries
-        are among them. Reads each that is not for a topic of clients.
+        """Number of waiting or parked messages, without those that a broker had stored for itself;
+        includes retries. Reads each message that is not for a topic of clients.
         """
         for_the_broker = await self._lookup.count_for_the_broker()
         return self.counts.waiting + self.counts.never - for_the_broker
 
     @property
     def backlog_count(self) -> int:
-        """About how many are long overdue."""
+        """Approximate number of overdue messages."""
         return self._delivery.backlog_count
 
     def next_due_ms(self) -> int | None:
-        """When the next one is to be delivered, as far as memory knows; past where one is late."""
+        """When the next message is due, as far as memory knows; a past time if one is late."""
         window = self._log.window
         return window.overdue_after.due_ms if self.backlog_count else window.next_due_ms()
 
     async def get(self, schedule_id: str) -> Schedule:
-        """Raises UnknownSchedule."""
+        """The schedule with this id. Raises UnknownSchedule."""
         return await self._lookup.get(schedule_id)
 
     async def find_waiting(self, message_id: str) -> Schedule | None:
-        """The schedule of a message that waits for its topic, or is parked; None where there is
+        """The schedule of a message that waits for its topic, or is parked; None if there is
         none.
         """
         return await self._lookup.find_waiting(message_id)
@@ -119,16 +121,16 @@ class ScheduleService:
     async def page(
         self, wanted: Wanted, *, after: ListPosition | None, max_items: int
     ) -> SchedulePage:
-        """By their times. Of those that are over the newest `finished_kept` are listed."""
+        """Schedules in the order of their times; of finished ones the newest `finished_kept`."""
         return await self._lookup.page(wanted, after=after, max_items=max_items)
 
     async def cancel(
         self, schedule_id: str, *, check: Callable[[Schedule], None] = lambda schedule: None
     ) -> Schedule:
-        """Cancel a delayed message. `check` may refuse by raising. Raises UnknownSchedule,
-        AlreadyDelivered.
+        """Cancel a delayed message; a second time it changes nothing. `check` may refuse by
+        raising. Durable on return.
 
-        Durable on return. Cancelling what is cancelled changes nothing.
+        Raises UnknownSchedule, AlreadyDelivered.
         """
 
         def mark_of(schedule: Schedule) -> Change | None:
@@ -148,9 +150,8 @@ class ScheduleService:
         *,
         check: Callable[[Schedule], None] = lambda schedule: None,
     ) -> Schedule:
-        """Another time; a parked schedule is tried again then.
-
-        Raises as `cancel`, and AlreadyCancelled.
+        """Set another time; a parked schedule is tried again then. Raises as `cancel`, and
+        AlreadyCancelled.
         """
 
         def mark_of(schedule: Schedule) -> Change | None:
@@ -164,10 +165,8 @@ class ScheduleService:
         return await self._under_way.shielded(self._change(schedule_id, mark_of))
 
     async def put_back(self, first_kept: Mapping[QueueId, int]) -> int:
-        """Write again what waits and lies before these offsets, which is about to be dropped; how
-        many messages.
-
-        Durable on return. Raises what `append` raises.
+        """Write waiting messages again that are before these offsets, which retention drops next;
+        their number. Durable on return. Raises what `append` raises.
         """
         return await self._put_back.run(first_kept)
 

@@ -81,11 +81,10 @@ _so_far_decoder = msgspec.json.Decoder(CarriedState)
 def with_delay(
     message: Message, *, delay_ms: int | None = None, due_ms: int | None = None, again: bool = False
 ) -> Message:
-    """The message with its delay (from when it is put off) or its time noted on it; its queue is
-    still the real one.
+    """The message with its delay (from the time of its append) or its time as properties; its queue
+    is still the real one.
 
-    `again`: the message may have waited before, as one that is retried: its schedule is called by
-    its place.
+    `again`: the message may have waited before, as a retry: its schedule is named by its place.
     """
     schedule_id = _AGAIN if again else f"sch_{message.message_id.removeprefix('msg_')}"
     if due_ms is not None:
@@ -133,15 +132,15 @@ def delay(message: Message, now_ms: int) -> Message:
 
 
 def timer_slot_ms(due_ms: int) -> int:
-    """Where RocketMQ's wheel keeps it: the whole second before, since a slot is emptied when its
+    """The slot of RocketMQ's wheel: the previous whole second, since a slot is emptied when its
     second is over.
     """
     return (due_ms - 1) // _PRECISION_MS * _PRECISION_MS
 
 
 def put_back(message: StoredMessage, due_ms: int, so_far: CarriedState) -> Message:
-    """The same message once more, to lie further behind in the log: due when it is due by now,
-    whatever it said before.
+    """A copy of the message, to be stored at the end of the log, with the present time of its
+    schedule.
     """
     kept = {name: value for name, value in message.system.items() if name not in _TIMES}
     times = {
@@ -162,9 +161,7 @@ def is_delayed(message: Message) -> bool:
 
 
 def due_ms_of(message: StoredMessage) -> int:
-    """When a message of a delay topic is due, as it was stored; one that does not say is due at
-    once.
-    """
+    """When a message of a delay topic is due, as it was stored; at once if it states no time."""
     return due_ms_at(message, message.stored_at_ms)
 
 
@@ -195,20 +192,20 @@ def due_ms_at(message: Message, stored_at_ms: int) -> int:
 
 
 def schedule_id_of(message: StoredMessage) -> str:
-    """A message that a broker put off has none of its own, nor has one that waits again; its place
-    serves.
+    """The id of the message's schedule. A message that a broker delayed has none of its own, nor
+    has one that waits again: its place is the id.
     """
     own = message.system.get(properties.SCHEDULE_ID, _AGAIN)
     return schedule_id_at(message.queue, message.queue_offset) if own == _AGAIN else own
 
 
 def schedule_id_at(queue: QueueId, queue_offset: int) -> str:
-    """Of a message that does not say."""
+    """The schedule id of a message that has none of its own."""
     return f"sch_{'L' if queue.topic == SCHEDULE_TOPIC else 'T'}{queue.number}-{queue_offset}"
 
 
 def place_by_id(schedule_id: str) -> tuple[QueueId, int] | None:
-    """Where the message of an id lies that is made of its place; None for any other."""
+    """The place in an id that is made of a place; None for any other id."""
     found = _BY_PLACE.fullmatch(schedule_id)
     if found is None:
         return None
@@ -224,12 +221,12 @@ def message_ids_by(schedule_id: str) -> tuple[str, str]:
 
 
 def is_brokers(message: StoredMessage) -> bool:
-    """Was it put off by a broker, which marks nothing when it delivers?"""
+    """Whether a broker delayed it, which writes no mark when it delivers."""
     return properties.SCHEDULE_ID not in message.system
 
 
 def is_rolled(message: StoredMessage) -> bool:
-    """Did a broker put it into the timer queue again, in place of an earlier one?"""
+    """Whether a broker put it into the timer queue again, in place of an earlier one."""
     return message.queue == TIMER_QUEUE and _ROLL_TIMES in message.system
 
 
@@ -243,7 +240,7 @@ def recalled_id(message: StoredMessage) -> str | None:
 
 
 def entry_of(message: StoredMessage) -> DueEntry:
-    """As it stands in the index before anything was changed there."""
+    """The entry of the index before any change."""
     so_far = so_far_of(message)
     due_ms = due_ms_of(message) + (NEVER_MS if so_far.parked is not None else 0)
     place = place_of(message.queue, message.queue_offset)
@@ -251,8 +248,8 @@ def entry_of(message: StoredMessage) -> DueEntry:
 
 
 def parked_entry(place: int) -> DueEntry:
-    """Of a message that cannot be read before it was ever in the index: its time does not come, and
-    it has no topic.
+    """The entry of a message that could not be read before it was ever in the index: without a time
+    and a topic.
     """
     return DueEntry(NEVER_MS, place, 0, 0)
 
@@ -263,12 +260,12 @@ def so_far_of(message: Message) -> CarriedState:
 
 
 def place_of(queue: QueueId, queue_offset: int) -> int:
-    """A message of a delay topic as one number."""
+    """The place of a message of a delay topic, as one number."""
     return (2 * queue.number + (queue.topic == SCHEDULE_TOPIC)) << OFFSET_BITS | queue_offset
 
 
 def message_at(place: int) -> tuple[QueueId, int]:
-    """Where it lies."""
+    """The queue and the offset of a place."""
     number, is_level = divmod(place >> OFFSET_BITS, 2)
     return QueueId(SCHEDULE_TOPIC if is_level else names.TIMER_TOPIC, number), place & (
         (1 << OFFSET_BITS) - 1
@@ -285,10 +282,10 @@ def real_topic(message: Message) -> str:
 
 
 def is_made_on_delivery(queue: QueueId) -> bool:
-    """Does the queue exist from its first message on, as at a broker? So in topics that no client
-    can create: of a broker itself, of retries, or with a name that only RocketMQ has.
+    """Whether the queue is created by its first message, as at a broker.
 
-    Not so of a light queue, which has no messages of its own.
+    That is so in topics that no client can create: of a broker itself, of retries, or with a name
+    that only RocketMQ allows. Not for a light queue, which has no messages of its own.
     """
     topic, number = queue
     return (
@@ -300,7 +297,9 @@ def is_made_on_delivery(queue: QueueId) -> bool:
 
 
 def is_for_the_broker(message: Message) -> bool:
-    """Is its topic one that RocketMQ keeps for itself, as of notes on POP? A retry's is not."""
+    """Whether its topic is one that RocketMQ keeps for itself, such as for notes on POP; a retry
+    topic is not.
+    """
     topic = real_topic(message)
     return names.is_reserved_name(topic) and not topic.startswith(names.RETRY_PREFIX)
 

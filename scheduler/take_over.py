@@ -36,7 +36,7 @@ _CLOCKS_DIFFER_MS = 60_000  # a broker may have been so far ahead
 
 
 class TakeOver:
-    """Marks what a broker did. Event loop only; once, before anything is delivered."""
+    """Marks the changes of a broker. Event loop only; once, before anything is delivered."""
 
     def __init__(
         self, store: MessageStore, clock: Clock, schedule_log: ScheduleLog, lookup: ScheduleLookup
@@ -89,8 +89,8 @@ class TakeOver:
             older_than = found[-1].log_offset
 
     async def _mark_delivered(self) -> int:
-        """Of all that is due by now, or was moved, which a broker does not know: nothing else can
-        have been delivered.
+        """Mark deliveries among all messages that are due by now, or were moved without the
+        broker's knowledge: no others can have been delivered.
         """
         until_ms = self._clock.wall_ms() + _CLOCKS_DIFFER_MS
         count = 0

@@ -1,9 +1,8 @@
-"""Runs a `run_once` again and again: never twice at once, never ended by an error, stopped in
-order.
+"""Runs a `run_once` periodically: never twice at once, never ended by an error, stopped in order.
 
-Where a run fails the next one waits longer each time, up to half a minute, and a random part of
-that less: loops that fail of one cause do not come back all at once. Tests call `run_once`
-themselves and need no ticker.
+After a failed run the next one waits longer each time, up to half a minute, less a random part, so
+that loops with one cause of failure do not all run at once. Tests call `run_once` themselves and
+need no ticker.
 """
 
 import asyncio
@@ -32,10 +31,7 @@ class Ticker:
         random: Callable[[], float],
         longest_wait_ms: int = LONGEST_WAIT_MS,
     ) -> None:
-        """`random`: a new number from 0 to below 1 each time.
-
-        `longest_wait_ms`: between runs that fail.
-        """
+        """`random`: a new number in [0, 1) each time. `longest_wait_ms`: between failed runs."""
         self.name = name
         self.interval_ms = interval_ms
         self._run_once = run_once
@@ -61,13 +57,11 @@ class Ticker:
             await self._task
 
     def lag_ms(self) -> int:
-        """For how long a run that ends well has been overdue: while one hangs or fails, it
-        grows.
-        """
+        """How long a successful run has been overdue: it grows while a run hangs or fails."""
         return max(0, self._clock.monotonic_ms() - self._well_ms - self.interval_ms)
 
     async def run_now(self) -> object:
-        """Once, out of turn; what `run_once` returns. Raises what it raises."""
+        """Run once, out of turn; returns and raises what `run_once` returns and raises."""
         async with self._turn:
             self.last_run_ms = self._clock.wall_ms()
             result = await self._run_once()
@@ -75,9 +69,8 @@ class Ticker:
             return result
 
     async def run_or_note(self) -> int:
-        """Once; how long to wait before the next run.
-
-        Raises nothing: a failure is logged and counted.
+        """Run once; the wait before the next run. Raises nothing: a failure is logged and
+        counted.
         """
         try:
             await self.run_now()

@@ -1,4 +1,4 @@
-"""Deliveries and changes that run to their end; their messages are locked meanwhile."""
+"""Deliveries and changes in progress, which lock their messages."""
 
 import asyncio
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ class UnderWay(ShieldedTasks):
         return place in self._ends
 
     def begin(self, places: Iterable[int]) -> None:
-        """Of places of which none is under way."""
+        """Lock these places, none of which is in progress."""
         self._ends |= dict.fromkeys(places, asyncio.get_running_loop().create_future())
 
     def end(self, place: int) -> None:
@@ -26,6 +26,6 @@ class UnderWay(ShieldedTasks):
             ended.set_result(None)
 
     async def wait(self, place: int) -> None:
-        """Return when it is not under way."""
+        """Return when the place is not in progress."""
         while (ended := self._ends.get(place)) is not None:
             await asyncio.shield(ended)  # others wait for it, too
