@@ -1,4 +1,3 @@
-"""PySpark jobs that read the log and prove what became of every transaction.
-
-Reads stored formats and nothing else.
+"""Audits of the log: the outcome of every transaction, from stored formats alone, with PySpark or
+without.
 """

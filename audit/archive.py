@@ -39,8 +39,8 @@ class NotCopied(Exception):
 
 
 def sealed_segments(log: Log) -> list[Segment]:
-    """Those that never change again: their manifest says it, or all of it is on disk and another
-    one follows.
+    """Segments that never change again: they have a manifest, or are on disk as a whole and
+    followed by another segment.
     """
     segments = log.folder.segments
     followed = {one.base_offset for one in segments[:-1] if one.end_offset <= log.limit}

@@ -1,4 +1,4 @@
-"""Which records of a log a broker wrote. Without Arrow, unless segments are rows."""
+"""Records of a log that a broker wrote. Without Arrow, unless segments are rows."""
 
 from audit.log_files import LogReader
 from audit.log_range import Log
@@ -9,16 +9,15 @@ _STORE_HOST_AT = 64  # behind an IPv4 born host
 
 
 def is_ours(raw: bytes) -> bool:
-    """Did this service write the record that begins here? Its store host says so."""
+    """Whether EscrowMQ wrote the record that begins here, by its store host."""
     sys_flag = int.from_bytes(raw[_SYS_FLAG], "big")
     more_bytes = records.IPV6_MORE_BYTES if sys_flag & records.BORN_HOST_IPV6 else 0
     return raw.startswith(records.HOST, _STORE_HOST_AT + more_bytes)
 
 
 def has_brokers_records(log: Log) -> bool:
-    """Does any segment begin with a record that is not ours?
-
-    One that a broker went on in shows later, by its ops.
+    """Whether any segment begins with a record of a broker. A segment that a broker continued is
+    recognised later, by its ops.
     """
     reader = LogReader()
     try:

@@ -131,5 +131,5 @@ COLUMNS = {
 
 
 def schema_text(names: Iterable[str] = tuple(COLUMNS)) -> str:
-    """These columns as a schema for `spark.read`."""
+    """The columns as a schema for `spark.read`."""
     return ", ".join(f"{name} {COLUMNS[name]}" for name in names)

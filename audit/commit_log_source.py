@@ -66,7 +66,7 @@ NAME = "commitlog"
 
 
 def encode_log(log: Log) -> str:
-    """As an option of a read, which has no use for what the store claims."""
+    """The log as an option of a read, which does not need the figures that the store states."""
     read = log._replace(folder=log.folder._replace(metadata=StoreMetadata()))
     return base64.b64encode(pickle.dumps(read)).decode("ascii")
 
@@ -189,7 +189,7 @@ class FilteringReader(CommitLogReader):
 def _rows(
     partition: LogPartition, schema: StructType, filters: Sequence[Filter] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Those of the partition that the filters let through."""
+    """Rows of the partition that match the filters."""
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in log_rows.rows(
         partition.span, partition.part, _with_filter_columns(wanted, filters)

@@ -30,9 +30,8 @@ class NotInRows(Exception):
 
 
 def rows(segment: Segment, begin: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Those that begin in [begin, end), with the columns of the schema.
-
-    Raises NotInRows where it has not all of them.
+    """Rows that begin in [begin, end), with the columns of the schema. Raises NotInRows if a column
+    is missing.
     """
     for batch in _read(segment, begin, end, schema):
         offsets = batch.column("log_offset")
@@ -62,7 +61,7 @@ def rows_at(
 
 
 def first_from(segment: Segment, offset: int) -> int:
-    """Where the first row at or behind it begins; the segment's end where there is none."""
+    """The first row at or after the offset; the segment's end if there is none."""
     found = rows(segment, offset, segment.end_offset, arrow_columns.schema(("log_offset",)))
     return min(
         (pc.min(batch.column("log_offset")).as_py() for batch in found), default=segment.end_offset
@@ -79,7 +78,7 @@ def manifest_of(segment: Segment) -> dict[str, Any]:
 
 
 def _read(segment: Segment, begin: int, end: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """At least the rows that begin in [begin, end), with their log offsets."""
+    """The rows that begin in [begin, end), at least, with their log offsets."""
     filesystem, _ = filesystem_of(segment.uri)
     with filesystem.open_input_file(segment.path) as opened:
         file = pq.ParquetFile(opened)

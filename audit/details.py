@@ -46,7 +46,9 @@ _OPEN = ("undecided", "undecided_held")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Where the rows go, as a path or URI; `files`: in so many, or as many as Spark likes."""
+    """The target of the rows, as a path or URI; `files`: their number, or None for Spark's
+    choice.
+    """
 
     uri: str
     run_id: str
@@ -117,9 +119,8 @@ def write_manifest(wanted: Wanted, report: Mapping[str, Any]) -> None:
 
 
 def over_time(spark: SparkSession, wanted: Wanted, log: DataFrame) -> dict[str, Any]:
-    """From the rows that were written, and the log's `stored_ms` and `record_bytes`.
-
-    The same rows give the same.
+    """The course over time, from the rows that were written, and the log's `stored_ms` and
+    `record_bytes`. Deterministic.
     """
     c = F.col
     rows = parquet_folder.read(
@@ -175,8 +176,8 @@ def _decision_times(rows: DataFrame) -> list[list[int]]:
 
 
 def _undecided(rows: DataFrame, now_ms: int) -> list[dict[str, Any]]:
-    """By group, the largest first: how many are older than each of the ages, at the time of the
-    last record.
+    """By group, largest first: how many transactions are older than each of the ages, at the time
+    of the last record.
     """
     age = F.lit(now_ms) - F.col("begun_ms")
     older = [F.count(F.when(age >= limit, 1)).alias(f"older_{limit}") for limit in _AGES]

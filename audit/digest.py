@@ -43,7 +43,7 @@ def blocks(log: Log) -> list[Block]:
 
 
 def digest_blocks(some: Iterable[Block]) -> list[bytes]:
-    """Of a compacted segment its manifest has them."""
+    """The digests of the blocks of a segment; those of a compacted one are in its manifest."""
     reader = LogReader()
     noted: dict[Segment, list[str]] = {}
     found = []

@@ -26,8 +26,8 @@ class Evidence:
     def of_transactions(
         self, found: DataFrame, *, listed: int, listed_records: int
     ) -> list[dict[str, Any]]:
-        """Of rows of `outcomes.by_transaction` the first `listed`, in log order, each with its
-        first records.
+        """The first `listed` rows of `outcomes.by_transaction`, in log order, each with its first
+        records.
         """
         names_of = (
             "transaction_id",

@@ -48,7 +48,7 @@ class Proofs:
         return {row["op_first"] for row in self._picked} - known - {None}
 
     def add_ops(self, ops: Mapping[int, Row]) -> None:
-        """Of those, the ops that name no transaction, but halves by their numbers."""
+        """Add the ops of these that name no transaction, but halves by their numbers."""
         for row in self._picked:
             op = ops.get(row["op_first"])
             if op is not None and op["transaction_id"] is None:
@@ -90,8 +90,8 @@ def present(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def time_of(ms: int) -> str | int:
-    """As the API writes times; a number that is no date as it is: nothing protects the time of a
-    broker's record.
+    """A time as the API writes it; a number that is no date is shown as it is, since no checksum
+    covers the time of a broker's record.
     """
     try:
         return (_EPOCH + timedelta(milliseconds=ms)).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

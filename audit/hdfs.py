@@ -16,7 +16,7 @@ _NEEDED = (
 
 
 class NoHdfs(OSError):
-    """Nothing that speaks to HDFS is installed."""
+    """No library for HDFS is installed."""
 
 
 def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:

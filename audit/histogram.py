@@ -29,8 +29,8 @@ def bucket(value: str) -> str:
 def by_stage(
     ask: Callable[[str], Iterable[Mapping[str, Any]]], query: str, keys: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """For each of the keys how many, sum, largest, percentiles and buckets of the column `ms` of a
-    query; in order of the keys.
+    """For each of the keys the number, sum, maximum, percentiles and buckets of the column `ms` of
+    a query; in order of the keys.
     """
     named = ", ".join(f"`{key}`" for key in keys)
     rows = ask(f"""

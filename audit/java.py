@@ -58,7 +58,7 @@ def fits(version: tuple[int, int, int]) -> bool:
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:
-    """Of what `java -version` prints."""
+    """The major version in the output of `java -version`."""
     found = _VERSION.search(text)
     return None if found is None else (int(found[1]), int(found[2] or 0), int(found[3] or 0))
 

@@ -29,7 +29,7 @@ class IndexFile(NamedTuple):
 
 
 def index_files(uri: str) -> list[IndexFile]:
-    """Those with entries, oldest first, and those that cannot be read."""
+    """Files with entries, oldest first, and files that cannot be read."""
     files, path = files_of(uri)
     folder = f"{path.rstrip('/')}/{_FOLDER}"
     found = []
@@ -61,8 +61,8 @@ def entries(file: IndexFile, opened: OpenFile) -> Iterator[dict[str, Any]]:
 
 
 def linked(file: IndexFile, opened: OpenFile) -> Flags:
-    """Of each entry by its number: is it named by the next one of its slot, or by the slot
-    itself?
+    """Whether each entry, by its number, is named by the next one of its slot, or by the slot
+    itself.
     """
     found_linked = np.ones(file.header.next_entry, bool)
     chains = index_file.Chains(file.slots)
@@ -85,5 +85,5 @@ def _blocks(file: IndexFile, opened: OpenFile) -> Iterator[tuple[int, Any]]:
 
 
 def _slots(opened: OpenFile, size: int, header: Header) -> int | None:
-    """How many slots the file has; None where its header does not fit what it holds."""
+    """Number of slots of the file; None if its header does not fit its content."""
     return index_file.slots_of(size, header, lambda at, length: opened.read_at(length, at))

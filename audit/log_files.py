@@ -26,11 +26,11 @@ _AHEAD_BYTES = 1 << 20  # an object store sends them in the time that it takes t
 
 
 class NoBytes(Exception):
-    """Of this segment there are rows alone."""
+    """A compacted segment, whose bytes no folder has."""
 
 
 class LogNotFound(Exception):
-    """There is no log where one was said to be."""
+    """There is no log at this place."""
 
 
 class NoPyarrow(OSError):
@@ -57,8 +57,8 @@ class Segment(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """[begin, end) of the log, which no folder has any more; and what lies before, that is not read
-    therefore.
+    """A range [begin, end) of the log that no folder has any more, and the log before it, which is
+    not read therefore.
     """
 
     begin: int
@@ -67,9 +67,8 @@ class Dropped(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A folder of segments, and what the store around it says about them.
-
-    Plain values: it travels to the workers.
+    """A folder of segments, and what the store around it states about them. Plain values, which can
+    be sent to the workers.
 
     Of several folders (`merged_log.py`) `uri` is the newest one's.
     """
@@ -231,7 +230,9 @@ def tail_sum(folder: Folder, offset: int) -> str | None:
 
 
 def _segments(uri: str, files: Files, folder: str) -> list[Segment]:
-    """By where they begin. Bytes are read rather than rows where a folder has both."""
+    """The segments in the order of the log. If a folder has bytes and rows of one, the bytes are
+    read.
+    """
     sizes = files.sizes(folder)
     segments: dict[int, Segment] = {}
     for name, size in sizes.items():
@@ -253,9 +254,8 @@ def _segments(uri: str, files: Files, folder: str) -> list[Segment]:
 
 
 def _is_locked(directory: str) -> bool:
-    """Does a process own the store?
-
-    Asked of the kernel's table: taking the lock to find out could keep a service from it.
+    """Whether a process owns the store, by the kernel's table: a lock taken to find out could keep
+    a service from starting.
     """
     try:
         with open("/proc/locks", encoding="ascii") as table:

@@ -1,4 +1,4 @@
-"""From where to where a log is to be read, and in which parts."""
+"""The range of a log to read, and its parts."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -76,7 +76,7 @@ def find_log(
 
 
 def border_at(log: Log, offset: int) -> int:
-    """The border that a place stands for: the first one at or behind it."""
+    """The border of a place: the first one at or after it."""
     for segment in log.folder.segments:
         limit = min(segment.end_offset, log.limit)
         if offset <= segment.base_offset:
@@ -135,10 +135,8 @@ def pieces(log: Log | Span, part: Part, reader: LogReader) -> Iterator[Piece]:
 
 
 def _walk_to_the_end(folder: Folder) -> Log:
-    """As recovery finds it: whole units, until something else lies there that was not known to be
-    on disk.
-
-    Of sealed segments all was known to be.
+    """The end of the log, as recovery finds it: whole units, until bytes follow that are not one
+    and were not known to be on disk. Sealed segments are known to be on disk.
     """
     if folder.segments[-1].is_sealed:
         return Log(folder, folder.first_offset, folder.end_offset, folder.end_offset)
@@ -187,8 +185,8 @@ def _last_whole(folder: Folder, reader: LogReader, begin: int) -> int:
 
 
 def _first_halt(read: Read, segment: Segment, begin: int) -> int:
-    """Where the walk from a border finds something else than whole units; the segment's end where
-    it does not.
+    """The first place after a border at which there is no whole unit; the segment's end if there is
+    none.
     """
     end = segment.end_offset
     found = walk(read, begin=begin, end=end, limit=end, segment_end=end, begins_at_border=True)
@@ -198,9 +196,8 @@ def _first_halt(read: Read, segment: Segment, begin: int) -> int:
 
 
 def _is_known_synced(folder: Folder, read: Read, segment: Segment, halt: int) -> bool:
-    """Does anything that lies behind prove that the place had been on disk?
-
-    Then the damage is inside the log.
+    """Whether a later unit proves that the place had been on disk. Then the damage is inside the
+    log.
     """
     at = first_anchor(read, halt + 1, segment.end_offset, segment.end_offset)
     while at < segment.end_offset:
@@ -222,7 +219,7 @@ def _is_synced_by_broker(folder: Folder, read: Read, at: int, found: scan.Unit) 
 
 
 def _torn_bytes(folder: Folder, reader: LogReader, end: int) -> int:
-    """From the end to the last byte behind it that is not zero."""
+    """Number of bytes from the end to the last byte after it that is not zero."""
     last = end
     for segment in folder.segments:
         for at in range(max(end, segment.base_offset), segment.end_offset, WINDOW_BYTES):

@@ -1,4 +1,4 @@
-"""Manifests on any file system that pyarrow knows (`manifests.py` says what they are)."""
+"""Manifests on any file system that pyarrow knows (`manifests.py` describes them)."""
 
 import json
 from typing import Any
@@ -17,10 +17,8 @@ def write(filesystem: fs.FileSystem, path: str, manifest: dict[str, Any]) -> Non
 
 
 def read(filesystem: fs.FileSystem, path: str, *, size_in: str) -> dict[str, Any] | None:
-    """Of the file at this path; None where there is none, or it does not parse, or states another
-    size than the file has.
-
-    `size_in`: the field that states it.
+    """The manifest at this path; None if there is none, it cannot be parsed, or it states another
+    size than the file has. `size_in`: the field that states it.
     """
     about, file = filesystem.get_file_info([path + ENDING, path])
     if about.type is not fs.FileType.File or file.type is not fs.FileType.File:

@@ -21,11 +21,11 @@ from storage.formats import record as records
 
 
 class DifferentLogs(Exception):
-    """Folders that were said to be of one log are not."""
+    """The folders are not of one log."""
 
 
 def unite(folders: Sequence[Folder]) -> Folder:
-    """As one folder. Raises DifferentLogs."""
+    """Several folders as one. Raises DifferentLogs."""
     newest = max(folders, key=_reach)
     found: dict[int, Segment] = {}
     for segment in _newest_first(folders, newest):
@@ -43,8 +43,8 @@ def unite(folders: Sequence[Folder]) -> Folder:
 
 
 def _reach(folder: Folder) -> tuple[int, int]:
-    """Its last segment, and how far that is known to be written: a broker says it by time, an
-    archive not at all.
+    """The last segment of a folder, and the offset up to which it is known to be written: a broker
+    states a time, an archive nothing.
     """
     synced = folder.broker_synced_ms if folder.slot is None else folder.slot.synced_offset
     return folder.segments[-1].base_offset, -1 if synced is None else synced
@@ -72,7 +72,9 @@ def _compare(one: Segment, other: Segment) -> None:
 
 
 def _first_bytes(segment: Segment) -> bytes:
-    """Of its first record: lengths, checksum, place and times. They are not written twice."""
+    """The first bytes of the folder's first record: lengths, checksum, place and times, which no
+    two records share.
+    """
     reader = LogReader()
     try:
         return reader.read(segment, segment.base_offset, records.FIXED_BYTES)
@@ -81,7 +83,7 @@ def _first_bytes(segment: Segment) -> bytes:
 
 
 def _behind_the_last_gap(merged: Folder, folders: Iterable[Folder]) -> Folder:
-    """Without what lies before a stretch that no folder has, unless it is missing inside of one."""
+    """The segments after the last range that no folder has, unless it is inside a segment."""
     for number in range(len(merged.segments) - 1, 0, -1):
         before, behind = merged.segments[number - 1 : number + 1]
         is_gap = before.end_offset < behind.base_offset

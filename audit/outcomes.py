@@ -45,7 +45,7 @@ def _grouped(rows: DataFrame, numbers: Mapping[str, str]) -> DataFrame:
 
 
 def _judged(numbers: DataFrame, bounds: Bounds) -> DataFrame:
-    """With `facts`, and what they are worked out from."""
+    """The rows with `facts`, and the columns from which they are computed."""
     counted = numbers.select("*", *_named(rules.COUNTS))
     return counted.withColumn("facts", F.expr(rules.facts(bounds)))
 

@@ -371,7 +371,7 @@ def _groups(report: Mapping[str, Any]) -> str:
 
 
 def _checks(report: Mapping[str, Any]) -> Iterable[str]:
-    """Whatever further checks have counted, as it stands in the report."""
+    """The results of the further checks, as in the report."""
     for name, part in report.get("checks", {}).items():
         plain = [[key.replace("_", " "), value] for key, value in part.get("findings", {}).items()]
         plain += [

@@ -115,7 +115,7 @@ def _schema(uri: str) -> StructType:
 
 
 def _files(filesystem: fs.FileSystem, path: str) -> list[str]:
-    """Raises FileNotFoundError where there is none."""
+    """The files of the folder. Raises FileNotFoundError if there is none."""
     found = [
         info.path
         for info in filesystem.get_file_info(fs.FileSelector(path))
@@ -181,7 +181,7 @@ class ParquetFolderWriter(DataSourceArrowWriter):
 
 
 def _drop_parts(filesystem: fs.FileSystem, folder: str) -> None:
-    """Of tasks that were given up, and done by others."""
+    """Delete files of tasks that were abandoned and repeated."""
     for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
         if info.type is fs.FileType.File and whole_files.is_part(info.base_name):
             filesystem.delete_file(info.path)

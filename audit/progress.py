@@ -1,4 +1,4 @@
-"""How far an audit is, on a terminal as a bar, elsewhere as a line every five seconds.
+"""Progress of an audit: a bar on a terminal, elsewhere a line every five seconds.
 
 A task is one of Spark's, or a MiB of the log that the engine `local` has read.
 """
@@ -37,7 +37,7 @@ def shown(tasks: Tasks, what: str, *, console: Console, unit: str = "tasks") -> 
 
 @contextmanager
 def told(tasks: Tasks, stream: TextIO) -> Iterator[None]:
-    """While the block runs, a line of JSON goes to the stream for each change: `tasks_done`,
+    """Write a line of JSON to the stream for each change while the block runs: `tasks_done`,
     `tasks_known`.
     """
     done = threading.Event()

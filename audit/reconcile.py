@@ -43,13 +43,12 @@ FAIL_ON_RECONCILED = (LOST_EVENT, PHANTOM)
 
 
 class MarkerError(Exception):
-    """The table of markers is not what it was said to be."""
+    """The table of markers is not as described."""
 
 
 class Markers(NamedTuple):
-    """Where the markers stand: one row for each transaction that the database knows.
-
-    `url`: SQLAlchemy's.
+    """The table of markers: one row for each transaction that the database knows. `url`:
+    SQLAlchemy's.
     """
 
     url: str

@@ -53,8 +53,8 @@ _MOST_MESSAGES = 65_535  # of a transaction, which is one unit; more count as mi
 
 
 class Bounds(NamedTuple):
-    """Where the log begins, and with which number the half topic: what lies before is gone through
-    retention.
+    """The beginning of the log, and the first offset of the half topic: retention has deleted
+    everything before.
     """
 
     log_begin: int
@@ -269,9 +269,8 @@ def _has(roles: Role) -> str:
 
 
 def _is_gone(bounds: Bounds) -> str:
-    """Did the half lie before the log's beginning?
-
-    A final says where in the log it lay, an op where in its queue.
+    """Whether the half was before the log's beginning. A final states its offset in the log, an op
+    its offset in the queue.
     """
     if bounds.log_begin == 0:
         return "FALSE"
@@ -321,7 +320,7 @@ SETTLED_FACTS = (
 
 
 def place(scope: Scope) -> str:
-    """Of everything that is read: what the question is about, and what the rest is."""
+    """The SQL expression of a row's `Place`: part of the audit's scope, or outside it."""
     asked = []
     if scope.begun_from is not None:
         asked.append(f"(begun_ms >= {ms_of(scope.begun_from)})")

@@ -7,9 +7,8 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Which transactions: those begun in [begun_from, begun_to), of one producer group.
-
-    None leaves it open.
+    """The transactions to audit: those begun in [begun_from, begun_to), of one producer group.
+    None: no limit.
     """
 
     begun_from: datetime | None = None

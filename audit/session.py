@@ -1,4 +1,4 @@
-"""A Spark session of ours: quiet, on loopback unless it is a cluster's, with the sources
+"""A Spark session for audits: quiet, on loopback unless it is a cluster's, with the sources
 registered.
 """
 
@@ -93,10 +93,10 @@ def session(
 
 
 def _connect(master: str, name: str, settings: Mapping[str, str]) -> None:
-    """To a standalone cluster, whose workers are to reach S3 as we do.
+    """Let a standalone cluster's workers reach S3 with the credentials of this process.
 
-    A setting is seen among the machine's processes, as an option of Java's. What is handed over
-    here is not: Java runs by then.
+    A setting is visible among the machine's processes, as an option of Java's. These values are
+    not: Java runs by then.
     """
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
     SparkContext(
@@ -115,7 +115,7 @@ def _settings(*, is_local: bool, is_short: bool) -> dict[str, str]:
 
 @contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """Start the JVM with this file as its standard error; ours is restored."""
+    """Start the JVM with this file as its standard error; that of this process is restored."""
     sys.stderr.flush()
     kept = os.dup(2)
     target = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)

@@ -44,7 +44,7 @@ _REASON = "reason string, why string"
 
 
 class SparkTables:
-    """Of one log. `release` when all checks are done."""
+    """The tables of one log. Call `release` after all checks."""
 
     def __init__(
         self, spark: SparkSession, log: Log, *, split_bytes: int = log_range.SPLIT_BYTES
@@ -71,7 +71,7 @@ class SparkTables:
         }
 
     def release(self) -> None:
-        """Nothing of these tables stays in the session."""
+        """Remove these tables from the session."""
         for name in self._names:
             self.spark.catalog.dropTempView(name)
         self._names.clear()

@@ -20,8 +20,8 @@ TIMERS = "config/timercheck"
 
 
 class StoreMetadata(NamedTuple):
-    """None of what there is no file of, or none that can be read: `unreadable` has the names of
-    those.
+    """Files of a store beside its log. None for a file that is missing or cannot be read:
+    `unreadable` has the names of the latter.
     """
 
     fields: checkpoint.Fields | None = None  # of the checkpoint page
@@ -32,9 +32,8 @@ class StoreMetadata(NamedTuple):
 
 
 def read(read_file: Read) -> StoreMetadata:
-    """`read_file`: by its name in the store's folder; None where there is none.
-
-    The checkpoint is not read here.
+    """Read the files of a store. `read_file`: the content of a file by its name; None if there is
+    none. The checkpoint is not read here.
     """
     unreadable: list[str] = []
 

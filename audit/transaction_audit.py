@@ -45,9 +45,8 @@ def run(
     asked: Asked | None = None,
     rows: details.Wanted | None = None,
 ) -> Outcome:
-    """The audit of the log that lies there, as it was `found`; with the checks that are asked for.
-
-    With `rows` each transaction is written there, too. Raises NoSuchGroup.
+    """Audit the log that was `found`, with the requested checks. With `rows` each transaction is
+    written there, too. Raises NoSuchGroup.
     """
 
     def audit(log: Log) -> Outcome:
@@ -127,10 +126,10 @@ class TransactionAudit:
         return Outcome(report=report, counts=sums.counts, is_balanced=report["balanced"])
 
     def judge(self, *, most_sets: int = _MOST_SETS) -> tuple[DataFrame, Sums]:
-        """One row for each transaction with its facts, and some without an id for the rest of the
-        log; and what they sum up to.
+        """One row for each transaction with its facts, and rows without an id for the rest of the
+        log; and their sums.
 
-        The rows are worked out when they are asked for: `release` what was kept for that.
+        The rows are computed when they are read: call `release` afterwards.
         """
         bounds, is_known = Bounds(self._log.begin), True
         if self._log.begin:
@@ -152,7 +151,7 @@ class TransactionAudit:
         return transactions, sums
 
     def release(self) -> None:
-        """Nothing of this audit stays in the session."""
+        """Remove the tables of this audit from the session."""
         while self._cached:
             self._cached.pop().unpersist()
 
@@ -191,7 +190,7 @@ class TransactionAudit:
         return F.expr(rules.place(self._scope))
 
     def _sums(self, transactions: DataFrame, most_sets: int) -> Sums:
-        """Everything that the report counts, in one job unless there are very many groups."""
+        """All counts of the report, in one job unless there are very many groups."""
         number = (
             F.expr(rules.FIRST_HALF_NUMBER)
             if "half_number" in transactions.columns
@@ -243,7 +242,7 @@ class TransactionAudit:
     def _write_rows(
         self, transactions: DataFrame, sums: Sums, report: dict[str, Any], wanted: details.Wanted
     ) -> dict[str, Any]:
-        """How it went over time, from the rows that are written."""
+        """Write the rows, and compute the course over time from them."""
         asked = transactions.where(self._place() == int(Place.ASKED))
         names = [
             group["producer_group"]

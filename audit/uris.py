@@ -1,4 +1,4 @@
-"""Where something lies: a path on this machine, or a URI that pyarrow knows."""
+"""Places: a path on this machine, or a URI that pyarrow knows."""
 
 import re
 
@@ -17,7 +17,7 @@ def below(uri: str, name: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """As it may be shown: an access key and its secret, or a user and a password, are left out of
-    each URI in it.
+    """The text without secrets: an access key and its secret, or a user and a password, are removed
+    from each URI.
     """
     return _USER_INFO.sub("***@", text)

@@ -43,9 +43,8 @@ class What(Enum):
 
 
 class Piece(NamedTuple):
-    """`length` bytes from log offset `offset` on.
-
-    Of records also the window they lie in, and where.
+    """A range of the log: `length` bytes from log offset `offset` on. Records also have their
+    window, and their place in it.
     """
 
     what: What
@@ -99,8 +98,8 @@ def walk(
 
 
 def first_anchor(read: Read, begin: int, limit: int, segment_end: int) -> int:
-    """The first place at or behind `begin` where a whole unit, or a broker's record, lies; `limit`
-    where there is none.
+    """The first place at or after `begin` with a whole unit, or a record of a broker; `limit` if
+    there is none.
     """
     window_bytes = _FIRST_WINDOW_BYTES
     at = begin
@@ -124,8 +123,8 @@ def first_anchor(read: Read, begin: int, limit: int, segment_end: int) -> int:
 
 
 def whole_unit(read: Read, offset: int, limit: int, segment_end: int) -> scan.Unit | None:
-    """The unit, or the record that stands alone, at `offset`; None where it is not whole or runs
-    behind `limit`.
+    """The unit, or the single record, at `offset`; None if it is not whole or ends after
+    `limit`.
     """
     window_bytes = _FIRST_WINDOW_BYTES
     while True:
@@ -146,9 +145,7 @@ def _begins_there(found: scan.Unit, offset: int) -> bool:
 
 
 def _places(window: bytes, window_offset: int, begin: int) -> list[int]:
-    """Log offsets from `begin` on where a magic stands in its place and the record says of itself
-    that it lies there.
-    """
+    """Log offsets from `begin` on with the magic of a record that states this offset as its own."""
     raw = np.frombuffer(window, np.uint8)
     first = max(begin - window_offset, 0)
     last = len(raw) - (_STATED_OFFSET_AT + 8)
@@ -165,9 +162,7 @@ def _places(window: bytes, window_offset: int, begin: int) -> list[int]:
 
 
 def _records(offsets: Ints, lengths: Ints, window: bytes, window_offset: int, end: int) -> Piece:
-    """Those that begin before `end`: the window reaches behind it, into what the neighbour
-    gives.
-    """
+    """Records that begin before `end`: the window reaches beyond it, into the next part."""
     mine = int(np.searchsorted(offsets, end))
     offsets, lengths = offsets[:mine], lengths[:mine]
     begin = int(offsets[0])
@@ -262,9 +257,7 @@ def _length_if_whole(window: bytes, at: int) -> int:
 
 
 def _unit_of(window: bytes, at: int, length: int) -> unit.UnitItem | None:
-    """The unit that a whole record says it is of; None where the record is not whole, or its item
-    is not.
-    """
+    """The unit that a whole record states; None if the record or its item is not whole."""
     for tail in (0, unit.SEAL_BYTES) if length else ():
         item = unit.decode_item(window, at + length - unit.UNIT_ITEM_BYTES - tail)
         if item is not None:

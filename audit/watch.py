@@ -103,9 +103,8 @@ class Watch:
         interval_ms: int | None,
         over: threading.Event | None = None,
     ) -> None:
-        """Until it is `over`, or, without an interval, until what is there now is counted.
-
-        Raises what a batch raises.
+        """Run until it is `over`, or, without an interval, until the present log is counted. Raises
+        what a batch raises.
         """
         over = over or threading.Event()
         stream = self._spark.readStream.format(NAME).schema(

@@ -77,7 +77,7 @@ class StateFolder:
             raise StateError(f"{self._file(max(numbers))} is no state: {error}") from None
 
     def write(self, state: State) -> None:
-        """All of it or nothing; what came long before goes. Raises StateError."""
+        """Write the whole state or nothing, and delete old versions. Raises StateError."""
         if (newest := max(self._numbers(), default=-2)) >= state.batch:
             raise StateError(
                 f"another watch uses {without_secrets(self.uri)}: it has written batch {newest}"

@@ -20,7 +20,7 @@ from audit.files import PART, sync
 
 
 def make_folder(filesystem: fs.FileSystem, path: str) -> None:
-    """With those above it. On a disk it is there after a power cut."""
+    """Create the folder and its parents. On a local disk they survive a power cut."""
     missing = []
     if isinstance(filesystem, fs.LocalFileSystem):
         missing = [one for one in (Path(path), *Path(path).parents) if not one.exists()]

@@ -49,7 +49,9 @@ class Found:
 
 
 class CheckContext:
-    """Of one log. A property that is a text is the name of a table."""
+    """Tables, bounds and queries of one log for its checks. A property that is a text is the name
+    of a table.
+    """
 
     def __init__(self, tables: Tables, log: Log) -> None:
         self.tables = tables
@@ -59,7 +61,7 @@ class CheckContext:
         return self.tables.rows(query)
 
     def row(self, query: str) -> Row:
-        """Of a query that has one row."""
+        """The one row of a query."""
         (found,) = self.tables.rows(query)
         return found
 
@@ -76,8 +78,8 @@ class CheckContext:
 
     @cached_property
     def asked_before(self) -> int | None:
-        """The number of the first half that a broker has not done with; None where no broker says
-        so.
+        """The number of the first half that a broker has not finished; None if no broker states
+        it.
         """
         progress = GroupQueue(names.ASKING_GROUP, names.HALF_TOPIC, 0)
         return (self.log.folder.metadata.consumers or {}).get(progress)

@@ -76,7 +76,7 @@ _COUNTED = {
 
 
 def _counted(context: CheckContext) -> dict[str, dict[str, int]]:
-    """How many transactions have each value of these."""
+    """Number of transactions for each combination of these values."""
     names = ", ".join(_COUNTED.values())
     rows = context.rows(
         f"SELECT {names}, count(1) AS number FROM {context.timelines} GROUP BY {names}"

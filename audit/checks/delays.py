@@ -57,8 +57,8 @@ def check(context: CheckContext) -> Found:
 
 
 def _with_end(context: CheckContext) -> str:
-    """One row for each message that waits or waited, with its ending: delivered, cancelled,
-    put_back, set_aside, overdue, waiting or lost.
+    """One row for each delayed message, with its end: delivered, cancelled, put_back, set_aside,
+    overdue, waiting or lost.
     """
     followed = context.tables.define("followed", _followed(context), keep=True)
     return f"""
@@ -136,7 +136,7 @@ def _followed(context: CheckContext) -> str:
 
 
 def _marks(marks: str) -> str:
-    """By place: how often it was marked as delivered, and what else became of it."""
+    """For each place, how often it was marked as delivered, and its other marks."""
 
     def was(event: str, name: str) -> str:
         return f"CASE WHEN event = '{event}' THEN {name} END"
@@ -155,7 +155,7 @@ def _marks(marks: str) -> str:
 
 
 def _arrivals(context: CheckContext, waiting: str) -> str:
-    """By message, topic and attempt: how often it came there, and when first."""
+    """For each message, topic and attempt, the number of arrivals and the first one."""
     is_there = f"kind NOT IN {one_of(_WAITS)} AND due_ms IS NULL"
     if context.has_brokers_records:
         # A broker leaves no sign on what has waited: it is known by its id.

@@ -85,8 +85,8 @@ def _look_for_repeats(context: CheckContext, found: Found) -> None:
 
 
 def _by_group(context: CheckContext) -> list[dict[str, Any]]:
-    """Messages handed out, how many of them again, and the causes; and how many were skipped, by
-    which rule.
+    """Numbers of messages delivered, and delivered again by cause; and of messages skipped, by
+    rule.
     """
     base = context.tables.base
     groups: dict[str, dict[str, Any]] = {}

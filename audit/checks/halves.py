@@ -74,8 +74,8 @@ def _look_for_forgotten(context: CheckContext, found: Found) -> None:
 
 
 def _ended(context: CheckContext, asked_before: int) -> str:
-    """The transactions with a half that the broker has done with: decided, set_aside, asked_again,
-    forgotten; or unknown, where the op of a copy may lie before the log's beginning.
+    """The transactions with a half that the broker has finished: decided, set_aside, asked_again,
+    forgotten; or unknown, if the op of a copy may be before the log's beginning.
     """
     known = f"{context.records} WHERE transaction_id IS NOT NULL"
     halves = f"{known} AND {_IS_HALF} AND queue_id = {_QUEUE_ID}"

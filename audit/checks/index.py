@@ -32,7 +32,9 @@ def check(context: CheckContext) -> Found:
 
 
 def _stretch(context: CheckContext, files: list[IndexFile]) -> tuple[int, int]:
-    """Of the log: what both have. Behind the newest entry it is unknown how far the index goes."""
+    """The part of the log that both have. After the newest entry it is unknown how far the index
+    goes.
+    """
     begin = min(file.header.begin_offset for file in files)
     end = max(file.header.end_offset for file in files) + 1
     return max(begin, context.log.begin), min(end, context.log.end)
@@ -62,7 +64,7 @@ def _compare(context: CheckContext, entries: str, begin: int, end: int, found: F
 
 
 def _print(context: CheckContext, entries: str) -> tuple[int, int]:
-    """How many, and what tells one set of them from another."""
+    """The number of entries and a fingerprint of the set."""
     hashed = f"(xxhash64(log_offset, key_hash) & {(1 << 31) - 1})"
     row = context.row(
         f"SELECT count(1) AS number, coalesce(sum({hashed}), 0) AS print FROM {entries}"

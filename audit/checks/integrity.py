@@ -54,7 +54,7 @@ def check(context: CheckContext) -> Found:
 
 
 def _compare_times(segments: list[dict[str, Any]], found: Found) -> None:
-    """Nothing in the service goes by it, but an audit of a stretch of time does."""
+    """Check that times ascend. The service does not depend on it, but an audit of a period does."""
     timed = [one for one in segments if "first_stored_ms" in one]
     back = [
         {

@@ -18,8 +18,8 @@ MESSAGE = f"{QUEUE}, queue_offset"
 
 
 def of_messages(run_messages: str, singles: str) -> str:
-    """One row for each message that an event is about: MESSAGE, event, at, stored_ms, lease,
-    attempt, until_ms.
+    """One row for each message of an event: MESSAGE, event, at, stored_ms, lease, attempt,
+    until_ms.
     """
     number = "CAST(said AS BIGINT)"
     return f"""
@@ -34,11 +34,11 @@ def of_messages(run_messages: str, singles: str) -> str:
 
 
 def with_previous(steps: str) -> str:
-    """Each row of `of_messages` with what was said of the message before."""
+    """Each row of `of_messages` with the values of the message's previous row."""
     in_order = f"OVER (PARTITION BY {MESSAGE} ORDER BY at"
 
     def last(name: str, where: str) -> str:
-        """Of the rows before; each row has the values of the row before it."""
+        """The value of the message's previous row."""
         value = f"CASE WHEN {where} THEN before_{name} END"
         return f"last({value}, TRUE) {in_order} ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
 
@@ -59,8 +59,8 @@ def with_previous(steps: str) -> str:
 
 
 def skips(runs: str) -> str:
-    """One row for each run that a group passed over by its rules: group, topic, queue_id,
-    first_offset, end_offset, reason, skipped_at.
+    """One row for each run that a group skipped by its rules: group, topic, queue_id, first_offset,
+    end_offset, reason, skipped_at.
     """
     return f"""
         SELECT {QUEUE}, first_offset, first_offset + messages AS end_offset, said AS reason,
@@ -70,8 +70,8 @@ def skips(runs: str) -> str:
 
 
 def ends(runs: str, positions: str) -> str:
-    """One row for each run that was handed out or skipped, and each reset: QUEUE, position (behind
-    it), at.
+    """One row for each run that was delivered or skipped, and for each reset: QUEUE, position (the
+    offset after it), at.
     """
     return f"""
         SELECT {QUEUE}, first_offset + messages AS position, at
@@ -82,8 +82,8 @@ def ends(runs: str, positions: str) -> str:
 
 
 def skipped_before(handed: str, skips: str) -> str:
-    """Of rows of `with_previous` those that hand out a message for the first time, after it was
-    skipped: with `skipped_at`.
+    """Rows of `with_previous` that deliver a message for the first time after it was skipped: with
+    `skipped_at`.
     """
     of_row = ("`group`", "topic", "queue_id", "queue_offset", "lease", "attempt", "at")
     kept = ", ".join(f"c.{name}" for name in of_row)
@@ -99,9 +99,8 @@ def skipped_before(handed: str, skips: str) -> str:
 
 
 def resets(positions: str, events: str) -> str:
-    """One row for each queue that a group was reset in: group, topic, queue_id, reset_at.
-
-    A deleted group's: all.
+    """One row for each queue in which a group was reset: group, topic, queue_id, reset_at; for a
+    deleted group all its queues.
     """
     return f"""
         SELECT {QUEUE}, at AS reset_at FROM {positions} WHERE event = 'reset'
@@ -112,7 +111,7 @@ def resets(positions: str, events: str) -> str:
 
 
 def without_reset(rows: str, resets: str, *, since: str, in_any_queue: bool = False) -> str:
-    """Those rows between whose `since` and `at` the group was not reset, nor deleted: then
+    """Rows without a reset or a deletion of the group between `since` and `at`, after which
     everything begins again.
     """
     of_queue = "(c.topic = r.topic AND c.queue_id = r.queue_id)"

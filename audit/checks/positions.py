@@ -25,9 +25,8 @@ _CHECKPOINT = "checkpoint"
 
 
 class Position(NamedTuple):
-    """`said_at`: where in the log, or else in which file.
-
-    `is_all`: nothing else says where the group stands there.
+    """`said_at`: the place in the log that states it, or else the file. `is_all`: nothing else
+    states the group's position there.
     """
 
     group: str
@@ -70,7 +69,7 @@ def check(context: CheckContext) -> Found:
 def bounds_of(
     queues: dict[tuple[str, int], Bounds], topic: str, queue_id: int, *, begins_late: bool
 ) -> Bounds | None:
-    """None where it is not known. A log that begins at 0 has had everything."""
+    """The bounds of a queue; None if they are unknown. A log that begins at 0 is complete."""
     known = queues.get((topic, queue_id))
     if known is None:
         return None if begins_late else Bounds(0, 0)
@@ -208,9 +207,7 @@ def _of_ours(context: CheckContext) -> Iterable[Position]:
 
 
 def _since_deletion(rows: str, deleted: str) -> str:
-    """Those rows that lie behind the last deletion of their topic: of all others the topic does not
-    have the queue any more.
-    """
+    """Rows after the last deletion of their topic: before it the topic had other queues."""
     return f"""
         SELECT one.`group`, one.topic, one.queue_id, one.position, one.at
         FROM {rows} AS one LEFT JOIN {deleted} AS d ON d.topic = one.topic

@@ -25,7 +25,7 @@ class QueueSums(NamedTuple):
 
 
 def by_queue(records: str) -> str:
-    """In the order of their names and numbers."""
+    """The sums of each queue, in the order of names and numbers."""
     offset = f"(queue_offset % {PRIME})"
     return f"""
         SELECT topic, queue_id, min(queue_offset) AS `first`, max(queue_offset) AS `last`,

@@ -34,8 +34,8 @@ def check(context: CheckContext) -> Found:
 
 
 def is_gapless(queue: QueueSums, begins: int | None) -> bool:
-    """Are there as many offsets as from the first (or `begins`) to the last, with the same sum and
-    the same sum of squares?
+    """Whether there are as many offsets as from the first (or `begins`) to the last, with the same
+    sum and the same sum of squares.
     """
     first, last = queue.first if begins is None else begins, queue.last
     if queue.records != last - first + 1:
@@ -81,7 +81,7 @@ def _look_closer(context: CheckContext, queues: list[tuple[str, int]], found: Fo
 
 
 def _of_queues(rows: str, queues: str) -> str:
-    """Those rows whose queue is among these."""
+    """Rows whose queue is one of these."""
     return f"""
         SELECT r.* FROM (SELECT * FROM {rows}) AS r
         JOIN {queues} AS q ON q.topic = r.topic AND q.queue_id = r.queue_id

@@ -29,9 +29,8 @@ def check(context: CheckContext) -> Found:
 
 
 def _judge_attempts(context: CheckContext, found: Found) -> None:
-    """Of a message in one place, and along the copies of a chain.
-
-    A dead letter that is sent again may begin at 1.
+    """Check the attempts of a message at one place, and along the copies of a chain. A redriven
+    dead letter may begin at 1.
     """
     lower = leases.without_reset(
         f"SELECT * FROM {context.lease_steps} WHERE event = 'leased' AND attempt < attempt_before",
@@ -103,7 +102,7 @@ def _judge_moves(context: CheckContext, found: Found) -> None:
 
 
 def _ends(context: CheckContext) -> str:
-    """One row for each chain with its ending: dead, waiting, settled, or open (to be delivered, or
+    """One row for each chain with its end: dead, waiting, settled, or open (to be delivered, or
     leased now).
     """
     last = ", ".join(

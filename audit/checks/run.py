@@ -40,7 +40,7 @@ assert list(_CHECKS) == list(CHECKS)
 
 
 class Asked(NamedTuple):
-    """Which checks, and the policies that history is played once more with."""
+    """The requested checks, and the policies to simulate."""
 
     names: tuple[str, ...] = tuple(CHECKS)
     policies: tuple[Policy, ...] = POLICIES

@@ -39,7 +39,7 @@ def _numbers(is_held: str) -> dict[str, str]:
         return f"max(CASE WHEN {where} THEN {name} END)"
 
     def first(name: str, where: str) -> str:
-        """Of the first record that is so."""
+        """The value of the first record that matches."""
         return f"min_by({name}, CASE WHEN {where} THEN log_offset END)"
 
     def count(where: str) -> str:

@@ -14,7 +14,7 @@ from storage.formats.scan import Ints
 class ArrowRecords(Records):
     @cached_property
     def properties(self) -> pa.Array:
-        """As they are stored."""
+        """The properties, as stored."""
         return arrow_spans.slices(self._raw, self._properties)
 
     def _joined_properties(self) -> tuple[Bytes, Ints]:
@@ -43,6 +43,6 @@ class ArrowRecords(Records):
         return topics.dictionary.to_pylist(), topics.indices.to_numpy()
 
     def bodies(self, some: Ints | slice = slice(None)) -> pa.Array:
-        """Of these records, as bytes."""
+        """The bodies of these records, as bytes."""
         begins, ends = self._bodies
         return arrow_spans.slices(self._raw, (begins[some], ends[some]))

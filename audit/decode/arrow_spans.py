@@ -22,7 +22,7 @@ def slices(data: Bytes, spans: Spans) -> pa.Array:
 
 
 def strings(data: pa.Array, is_there: Flags | None = None) -> pa.Array:
-    """As text, without a copy; what is not UTF-8 as Java shows it."""
+    """The spans as text, without a copy; invalid UTF-8 is replaced as in Java."""
     count = len(data)
     mask = (
         None

@@ -18,13 +18,13 @@ _EVERY_BIT = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 def hash_of(text: str) -> int:
-    """As the columns of hashes have it."""
+    """The hash of a text, as in the columns of hashes."""
     raw = np.frombuffer(text.encode("utf-8"), np.uint8)
     return int(hashes(spans.padded(raw), (np.array([0]), np.array([len(raw)])))[0])
 
 
 def hashes(padded: Bytes, texts: Spans) -> Any:
-    """Of the bytes of each span."""
+    """The hash of the bytes of each span."""
     begins, ends = texts
     lengths = ends - begins
     found = lengths.astype(np.uint64) * _FIRST

@@ -1,4 +1,4 @@
-"""Where the values of properties stand in the properties of many records."""
+"""Values of properties of many records at a time."""
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Items:
         return self._known[column]
 
     def are(self, column: str, value: bytes) -> Flags:
-        """Of which records is this the value?"""
+        """Whether each record has this value."""
         begins, ends = self[column]
         found: Flags = ends - begins == len(value)
         found[found] = spans.stands(self.data, begins[found], value)

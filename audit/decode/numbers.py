@@ -38,13 +38,13 @@ MOST_MS = np.iinfo(np.int64).max // 1000
 
 
 class Numbers(NamedTuple):
-    """One number for each record; none where `is_none`."""
+    """One number for each record, unless `is_none`."""
 
     values: Any
     is_none: Flags | None = None
 
     def to_list(self) -> list[int | None]:
-        """With None where there is none."""
+        """The numbers as a list, with None for missing ones."""
         if self.is_none is None:
             found: list[int | None] = self.values.tolist()
             return found
@@ -54,7 +54,7 @@ class Numbers(NamedTuple):
         ]
 
     def or_else(self, others: Any) -> Any:
-        """With the other numbers where there is none."""
+        """The numbers, with those of another column for missing ones."""
         return self.values if self.is_none is None else np.where(self.is_none, others, self.values)
 
 
@@ -105,9 +105,8 @@ def _role(rows: Records) -> Numbers:
 
 
 def _are_ours(rows: Records, some: Flags) -> Flags:
-    """Of these finals: did this service write them?
-
-    A broker that commits a half of ours copies its host and its unit.
+    """Whether EscrowMQ wrote each of these finals. A broker that commits a half of EscrowMQ copies
+    its host and its unit.
     """
     hosts = np.ascontiguousarray(rows.field("store_host")).view(np.uint64)
     begins, ends = rows.items["unit"]
@@ -176,7 +175,9 @@ def _of_property(name: str, rows: Records) -> Numbers:
 
 
 def _due_ms(rows: Records) -> Numbers:
-    """As scheduler/scheduled_message.py reads it. A broker says so of a level by its name alone."""
+    """The due time of delayed messages, as scheduler/scheduled_message.py reads it. A broker states
+    a level by its name alone.
+    """
     waits, of_level = rows.lie_in(SCHEDULE_TOPIC, TIMER_TOPIC), rows.lie_in(SCHEDULE_TOPIC)
     if not waits.any():
         return Numbers(np.zeros(len(rows), np.int64), ~waits)

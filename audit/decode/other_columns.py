@@ -44,7 +44,7 @@ def _note(rows: ArrowRecords) -> pa.Array:
 
 
 def _placed(values: pa.Array, places: Ints, count: int) -> pa.Array:
-    """So many, with the values in these places; null elsewhere."""
+    """A column of so many rows with the values at these places, null elsewhere."""
     indices = np.full(count, -1)
     indices[places] = np.arange(len(places))
     return values.take(pa.array(indices, mask=indices < 0))

@@ -26,7 +26,7 @@ _hash_of = lru_cache(maxsize=10_000)(hash_of)  # of few groups are many records
 
 
 def column(rows: Records, name: str) -> list[Any]:
-    """One value for each record; None where it has none."""
+    """One value for each record; None if it has none."""
     if name in numbers.COLUMNS:
         return numbers.COLUMNS[name](rows).to_list()
     return _MADE[name](rows)

@@ -156,7 +156,7 @@ class Records:
         )
 
     def field(self, name: str) -> Any:
-        """Of the header, as it is stored: big-endian."""
+        """A field of the header, as stored: big-endian."""
         return self._moved.get(name, self._head[name])
 
     # ----------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Records:
 
     @cached_property
     def items(self) -> Items:
-        """Where in the properties the values stand that columns are made of."""
+        """The values of the properties that columns are made of."""
         return Items(*self._joined_properties(), _NAMES)
 
     def _joined_properties(self) -> tuple[Bytes, Ints]:
@@ -208,7 +208,7 @@ class Records:
         ]
 
     def begin_with(self, some: Flags, text: bytes) -> Flags:
-        """Which of these have a body that begins so?"""
+        """Whether each of these has a body that begins with this text."""
         found = some.copy()
         found[some] = spans.stands(self._raw, self._bodies[0][some], text)
         return found
@@ -223,7 +223,7 @@ class Records:
 
     @cached_property
     def kinds(self) -> np.ndarray[Any, np.dtype[np.int8]]:
-        """Of each record its place in `columns.KINDS`."""
+        """The place of each record's kind in `columns.KINDS`."""
         topics, numbers = self.numbered_topics
         of_topic = [_NUMBER_OF[columns.kind_of_topic(topic)] for topic in topics]
         found: np.ndarray[Any, np.dtype[np.int8]] = np.array(of_topic, np.int8)[numbers]
@@ -244,15 +244,15 @@ class Records:
         return found
 
     def lie_in(self, *topics: str) -> Flags:
-        """Which records are of these topics?"""
+        """Whether each record is in one of these topics."""
         known, numbers = self.numbered_topics
         found: Flags = np.array([topic in topics for topic in known], bool)[numbers]
         return found
 
     @cached_property
     def lack_id(self) -> Flags:
-        """Of a transaction, and without the property that says which: a broker's, the message's own
-        id says it.
+        """Records of a transaction without the property for its id: a broker's, whose message id is
+        the transaction id.
         """
         are_of_one = self.are(*_IDENTIFIED)
         are_of_one &= self.is_commit | ~self.are(*_WAITING)

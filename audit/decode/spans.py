@@ -29,12 +29,12 @@ def words_at(padded: Bytes, places: Ints) -> Any:
 
 
 def padded(data: Bytes) -> Bytes:
-    """With eight bytes more, so that a word begins at every place."""
+    """The bytes with eight more, so that a word begins at every place."""
     return np.concatenate([data, np.zeros(8, np.uint8)])
 
 
 def stands(data: Bytes, places: Ints, text: bytes) -> Flags:
-    """Does the text stand at each place?"""
+    """Whether the text is at each place."""
     if not len(places) or len(data) < len(text):
         return np.zeros(len(places), bool)
     view: Any = np.ndarray(
@@ -45,7 +45,7 @@ def stands(data: Bytes, places: Ints, text: bytes) -> Flags:
 
 
 def ascending(spans: Spans) -> Spans:
-    """With those that are none (0, 0) moved to where the last one ended."""
+    """The spans in which empty ones (0, 0) are moved to the end of the previous one."""
     begins, ends = spans
     is_none = ends == 0
     if not is_none.any():

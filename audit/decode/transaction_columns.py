@@ -28,7 +28,7 @@ def _transaction_id(rows: ArrowRecords) -> pa.Array:
 
 
 def _group_hash(rows: ArrowRecords) -> pa.Array:
-    """Of few groups are many records."""
+    """The hash of each record's group; many records have one of few groups."""
     groups = rows.texts("producer_group").dictionary_encode()
     names = groups.dictionary
     bounds = np.frombuffer(names.buffers()[1], np.int32)[: len(names) + 1].astype(np.int64)

@@ -28,7 +28,7 @@ def connect() -> sqlite3.Connection:
 
 
 def _least(*values: Any) -> Any:
-    """Of those that are not null."""
+    """The smallest value that is not null."""
     return min((value for value in values if value is not None), default=None)
 
 
@@ -47,7 +47,9 @@ def _shiftleft(value: int, bits: int) -> int:
 
 
 def _hash(*values: Any) -> int:
-    """Another hash than Spark's; hashes are only compared with each other."""
+    """The hash of a text; another function than Spark's, since hashes are only compared with each
+    other.
+    """
     return hash(values)
 
 

@@ -110,7 +110,7 @@ class Database:
         return self._one(plain) is not None
 
     def _look_closer(self) -> None:
-        """As `outcomes.look_closer`."""
+        """The same as `outcomes.look_closer`."""
         self._index_ids()
         by_message = (
             f"SELECT transaction_id, message_id, {_named(rules.BY_MESSAGE)} FROM log "

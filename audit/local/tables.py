@@ -137,7 +137,7 @@ _INDEX_ENTRY = ("file", "entry", "key_hash", "log_offset", "is_linked")
 
 
 class LocalTables:
-    """Of one log. `has_keys`: the keys of its records are wanted, too."""
+    """The tables of one log. `has_keys`: with the keys of its records."""
 
     def __init__(self, connection: sqlite3.Connection, log: Log, *, has_keys: bool) -> None:
         self._connection = connection
@@ -261,5 +261,5 @@ class LocalTables:
 
 
 def _place(at: str) -> Callable[[Row], tuple[int, str]]:
-    """As Spark orders findings: by a column, then by their JSON."""
+    """The order of findings, as in Spark: by a column, then by their JSON."""
     return lambda row: (row[at], json.dumps(row, ensure_ascii=False, separators=(",", ":")))

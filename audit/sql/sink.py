@@ -51,7 +51,7 @@ class Sink:
             raise self._error(error) from None
 
     def write(self, report: Mapping[str, Any]) -> None:
-        """With its `run` part, whose `report_id` is the report's name."""
+        """Write the report, with its `run` part, whose `report_id` is the report's name."""
         report_id = report["run"]["report_id"]
         made: dict[Table, list[dict[str, Any]]] = {
             runs: [_run(report)],

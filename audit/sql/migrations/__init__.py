@@ -1,1 +1,1 @@
-"""How the tables of reports came to be, step by step; a line of its own beside the registry's."""
+"""Migrations of the tables of reports, in a sequence separate from the registry's."""

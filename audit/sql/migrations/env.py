@@ -1,4 +1,4 @@
-"""How alembic reaches the tables of reports: the sink hands its own connection over."""
+"""Alembic environment for the tables of reports: uses the connection of the sink."""
 
 from alembic import context
 from audit.sql.tables import VERSION_TABLE, metadata
