@@ -61,7 +61,7 @@ def rows_at(
 
 
 def first_from(segment: Segment, offset: int) -> int:
-    """The first row at or after the offset; the segment's end if there is none."""
+    """Log offset of the first row at or after `offset`; the segment's end if there is none."""
     found = rows(segment, offset, segment.end_offset, arrow_columns.schema(("log_offset",)))
     return min(
         (pc.min(batch.column("log_offset")).as_py() for batch in found), default=segment.end_offset

@@ -48,7 +48,9 @@ class Proofs:
         return {row["op_first"] for row in self._picked} - known - {None}
 
     def add_ops(self, ops: Mapping[int, Row]) -> None:
-        """Add the ops of these that name no transaction, but halves by their numbers."""
+        """Add the ops of these transactions that name no transaction, but halves by their
+        numbers.
+        """
         for row in self._picked:
             op = ops.get(row["op_first"])
             if op is not None and op["transaction_id"] is None:

@@ -72,8 +72,8 @@ def _compare(one: Segment, other: Segment) -> None:
 
 
 def _first_bytes(segment: Segment) -> bytes:
-    """The first bytes of the folder's first record: lengths, checksum, place and times, which no
-    two records share.
+    """The first bytes of the segment's first record: lengths, checksum, place and times. Two logs
+    never have the same ones.
     """
     reader = LogReader()
     try:

@@ -12,8 +12,8 @@ _LONGEST_PAUSE_MS = 30_000
 
 @dataclass
 class Circuit:
-    """Of one endpoint: open after ten failures in a row, then one try at a time, after pauses that
-    double from 1 s to 30 s.
+    """A circuit breaker for one endpoint. It opens after ten failures in a row; then one try at a
+    time follows, after pauses that double from 1 s to 30 s.
     """
 
     failures: int = 0

@@ -234,7 +234,7 @@ class OffsetExpired(OffsetOutOfRange):
 
 
 class OffsetBeyondEnd(OffsetOutOfRange):
-    """The offset lies behind the end of the queue."""
+    """The offset is beyond the end of the queue."""
 
 
 class TransactionConflict(RejectedError):
@@ -314,7 +314,7 @@ class AlreadyCancelled(RejectedError):
 
 
 class NotADelayedMessage(RejectedError):
-    """A message lies in a delay topic and does not say where it is to go."""
+    """A message in a delay topic that does not state its real topic."""
 
 
 class IdempotencyKeyReused(RejectedError):
@@ -359,8 +359,8 @@ class StoreRecovering(UnavailableError):
 
 
 class RegistryUnavailable(UnavailableError):
-    """The database that holds topics, groups and schedules cannot be reached; messages of what is
-    there go on.
+    """The database that holds topics, groups and schedules cannot be reached; messages of existing
+    topics are not affected.
     """
 
 

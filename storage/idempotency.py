@@ -34,7 +34,7 @@ def digest_of(scope: str, key: str) -> bytes:
 
 
 def lookup_key(scope: str, key: str) -> str:
-    """As `digest_of`, as the text that a stored request is looked up by."""
+    """The result of `digest_of`, as the text by which a stored request is looked up."""
     return digest_of(scope, key).hex()
 
 

@@ -152,7 +152,7 @@ class MemoryMessageStore:
         written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
-        """They become messages as they do for a reader of the log."""
+        """Append rows, decoded as a reader of the log would decode them."""
         if not rows:
             raise InvalidRequest("no messages in one append")
         _check(durability)
@@ -361,7 +361,7 @@ class MemoryMessageStore:
     async def read_at(
         self, log_offset: int, *, topics: Collection[str], store_host: bytes | None = None
     ) -> list[StoredMessage]:
-        """Its messages are stored at the address that records of ours name."""
+        """Read messages by log offset; their address is the one that records of EscrowMQ state."""
         self._check_open()
         if store_host not in (None, records.HOST):
             return []

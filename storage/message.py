@@ -181,7 +181,7 @@ def resend(
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """Where one message went, and how sure that is."""
+    """The place of an appended message, and its durability."""
 
     queue: QueueId
     queue_offset: int
@@ -195,8 +195,8 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """Where the messages of one append went, in columns with one item a message, and how sure that
-    is.
+    """The places of the messages of one append, in columns with one item for each message, and
+    their durability.
     """
 
     queue_offsets: Sequence[int]

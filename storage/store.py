@@ -101,18 +101,18 @@ class MessageStore(Protocol):
 
     @property
     def admin(self) -> StoreAdmin | None:
-        """The engine's files as operators see them; None where it has none of its own."""
+        """The files of the engine, for operators; None if it has no files of its own."""
 
     # ----------------------------------------------------------------------------------------------
     # topics
 
     async def create_topic(self, topic: str, *, queue_count: int) -> None:
-        """Make the topic known.
+        """Register the topic.
 
         Idempotent; growing the count is allowed, shrinking raises InvalidRequest.
 
-        The store remembers topics that hold messages; the caller makes the others known again after
-        a start.
+        The store remembers topics that hold messages; the caller registers the others again after a
+        start.
         """
 
     async def queues(self, topic: str) -> tuple[QueueId, ...]:
@@ -122,15 +122,16 @@ class MessageStore(Protocol):
         """The number of queues of each topic that holds messages."""
 
     async def delete_topic(self, topic: str) -> None:
-        """Delete a topic, its messages, and the offsets that groups committed in it.
+        """Delete a topic, its messages, and the offsets that groups committed in it; nothing
+        happens if it does not exist.
 
         Durable on return.
 
         Messages that were appended before can no longer be read or looked up. A topic that is
-        created under the name again goes on at the queue offsets where it ended: none is used
-        twice. Nothing happens where the topic does not exist.
+        created again under this name continues at the queue offsets where it ended: none is used
+        twice.
 
-        Raises what `append` raises; the topic exists then as before.
+        Raises what `append` raises; the topic is unchanged then.
         """
 
     def deleted_queues(self) -> int:
@@ -170,14 +171,14 @@ class MessageStore(Protocol):
         written: Callable[[Placed], None] | None = None,
         from_reserve: bool = False,
     ) -> None:
-        """As `append` of at least one message, without a coroutine: `done` or `failed` is called
-        later, in a turn of the loop. Where `done` raises, `failed` gets what it raised; the rows
-        are stored then.
+        """Append at least one message, as `append` does, without a coroutine: `done` or `failed` is
+        called later, in a turn of the loop. If `done` raises, `failed` gets its error; the rows are
+        stored then.
 
         `written` may be called before `done`, while the disk works: with the places that `done`
-        gets where the rows are durable by then.
+        gets if the rows are durable by then.
 
-        An error of `append` before anything is taken is raised at once, and neither is called then:
+        An error of `append` before anything is accepted is raised at once, and neither is called:
         StorageFull, UnknownTopic, UnknownQueue, InvalidRequest, Backpressure, StoreClosed,
         FlushFailed.
         """
@@ -227,7 +228,7 @@ class MessageStore(Protocol):
         """
 
     def bounds(self, queue: QueueId) -> OffsetRange:
-        """As `offsets`, without a coroutine."""
+        """The offsets of the queue, as from `offsets`, without a coroutine."""
 
     async def read(
         self, queue: QueueId, queue_offset: int, *, max_messages: int, max_bytes: int
@@ -249,8 +250,8 @@ class MessageStore(Protocol):
         max_messages: int,
         max_bytes: int,
     ) -> Scanned:
-        """As `read`, of the next `max_scanned` messages those whose tag has one of these hashes
-        (`queue_entry.tag_hash`).
+        """Read the next `max_scanned` messages, as `read` does, and return those whose tag has one
+        of these hashes (`queue_entry.tag_hash`).
 
         Different tags may have one hash: the caller compares the tags.
         """
@@ -265,7 +266,9 @@ class MessageStore(Protocol):
         max_messages: int,
         max_bytes: int,
     ) -> ScannedRecords:
-        """As `read_tagged`, the messages as RocketMQ's records; all of them without `tag_codes`."""
+        """Read messages as `read_tagged` does, as RocketMQ's records; all of them without
+        `tag_codes`.
+        """
 
     async def read_each(
         self, places: Sequence[tuple[QueueId, int]], *, max_bytes: int
@@ -314,7 +317,7 @@ class MessageStore(Protocol):
     # committed offsets
 
     async def committed_offset(self, group: str, queue: QueueId) -> int | None:
-        """Where the group continues in this queue; None where it has committed no offset."""
+        """The committed offset of the group in this queue; None if it has committed none."""
 
     async def commit_offset(self, group: str, queue: QueueId, queue_offset: int) -> None:
         """Remember where the group continues; durable on return. May go back as well as forward."""
@@ -423,8 +426,8 @@ class MessageStore(Protocol):
         """
 
     def keep_waiting_timers(self, timers: WaitingTimers) -> None:
-        """As `keep_delay_progress`, of all that waits in the timer queue: the last word before the
-        store is closed.
+        """Register all waiting messages of the timer queue, as `keep_delay_progress` does, before
+        the store is closed.
         """
 
     def delay_progress_by_others(self) -> Mapping[QueueId, int] | None:

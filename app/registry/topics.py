@@ -457,7 +457,7 @@ def _differences(known: TopicSettings, given: TopicSettings) -> dict[str, tuple[
 
 
 def check_name(name: str, *, what: str = "topic", pointer: str = "/topic") -> None:
-    """Raises ReservedName where the name is the house's, InvalidRequest where it is none."""
+    """Raise ReservedName if the name is reserved, InvalidRequest if it is not a valid name."""
     if names.is_reserved_name(name):
         raise ReservedName(f"the {what} name {name[:200]!r} is reserved")
     if not names.is_valid_name(name):

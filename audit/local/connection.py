@@ -47,8 +47,8 @@ def _shiftleft(value: int, bits: int) -> int:
 
 
 def _hash(*values: Any) -> int:
-    """The hash of a text; another function than Spark's, since hashes are only compared with each
-    other.
+    """The hash of these values; another function than Spark's, since hashes are only compared with
+    each other.
     """
     return hash(values)
 

@@ -20,7 +20,7 @@ def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None
 def replace_by_pieces(
     vfs: Vfs, path: PurePath, pieces: Iterable[bytes], *, scratch: PurePath
 ) -> None:
-    """As `replace`, where the content is too large to be had in one piece."""
+    """Replace a file as `replace` does, by content in pieces that is too large for one."""
     with making(vfs, path, scratch / path.name) as file:
         end = 0
         for piece in pieces:
@@ -73,7 +73,9 @@ def read_whole(vfs: Vfs, path: PurePath, *, most_bytes: int | None = None) -> by
 
 
 def replace_sized(vfs: Vfs, path: PurePath, data: bytes, length: int, *, scratch: PurePath) -> None:
-    """As `replace`, by a sparse file of that length that begins with the data."""
+    """Replace a file as `replace` does, by a sparse file of this length that begins with the
+    data.
+    """
     with making(vfs, path, scratch / f"{path.parent.name}-{path.name}") as file:
         file.extend(length)
         if data:

@@ -60,7 +60,9 @@ class Handles:
         return handle
 
     def acquire_open(self, path: PurePath) -> Handle | None:
-        """As `acquire`; None where the file is not open: to open it may wait for the disk."""
+        """The open file, as from `acquire`; None if it is not open, since opening it may wait for
+        the disk.
+        """
         with self._lock:
             handle = self._handles.get(path)
             if handle is not None:
@@ -87,7 +89,9 @@ class Handles:
 
     @contextmanager
     def use_open(self, path: PurePath) -> Iterator[File | None]:
-        """None where it is not open: to open it may wait for the disk."""
+        """The open file, as from `use`; None if it is not open, since opening it may wait for the
+        disk.
+        """
         handle = self.acquire_open(path)
         if handle is None:
             yield None

@@ -31,7 +31,7 @@ _FLOCK = struct.Struct("hhqqi0q")  # struct flock: type, whence, start, length, 
 
 
 class Space(NamedTuple):
-    """Of the file system that a folder lies on; `usable_bytes` leaves out what is kept for root."""
+    """Space of the file system of a folder; `usable_bytes` is without what is reserved for root."""
 
     used_bytes: int
     usable_bytes: int

@@ -74,7 +74,7 @@ class WritePool:
         return len(self._free)
 
     def has_room(self, offset: int, byte_count: int) -> bool:
-        """Is there room for so many bytes from this place in the log on? Owner's thread."""
+        """Whether there is room for so many bytes from this log offset on. Owner's thread."""
         room = self._room_at(offset)
         return byte_count <= room + len(self._free) * self._buffer_bytes
 

@@ -43,7 +43,7 @@ class EpochHistory:
 
     @property
     def last_epoch(self) -> int:
-        """0: no unit of ours."""
+        """The last epoch; 0 if no unit is of EscrowMQ."""
         return self._begins[-1].epoch if self._begins else 0
 
     @property
@@ -64,9 +64,10 @@ class EpochHistory:
         return True
 
     def end_of(self, epoch: int, log_end: int) -> int | None:
-        """Where the units of this epoch end in a log that ends at `log_end`; None without any.
+        """The end of the units of this epoch in a log that ends at `log_end`; None if there are
+        none.
 
-        What lies before the first epoch is epoch 0: the records of a broker, or nothing.
+        Everything before the first epoch is epoch 0: the records of a broker, or nothing.
         """
         begins = [EpochBegin(0, 0), *self._begins]
         for index, begin in enumerate(begins):

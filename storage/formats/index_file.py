@@ -87,12 +87,12 @@ def file_bytes(slots: int, entries: int) -> int:
 
 
 def slot_at(slot: int) -> int:
-    """Where the slot lies in the file."""
+    """Position of the slot in the file."""
     return HEADER_BYTES + SLOT.itemsize * slot
 
 
 def entry_at(slots: int, entry: int) -> int:
-    """Where the entry lies in the file."""
+    """Position of the entry in the file."""
     return HEADER_BYTES + SLOT.itemsize * slots + ENTRY.itemsize * entry
 
 
@@ -195,8 +195,8 @@ def key_hashes(index_keys: Sequence[str]) -> Ints:
 
 
 def sums(units: Words, lengths: Ints) -> Words:
-    """Java's hashCode, unsigned, of texts that lie one behind another: their UTF-16 code units, and
-    how many each has.
+    """Java's hashCode, unsigned, of several texts in one array: their UTF-16 code units, and the
+    number of units of each.
     """
     ends = np.cumsum(lengths)
     # hashCode is the sum of unit * 31 ** (units behind it); all of it wraps at 32 bits.
@@ -224,7 +224,7 @@ def continued(hashes: Words, lengths: Ints, behind: Words) -> Ints:
 
 
 def positive(hashes: Words) -> Ints:
-    """As IndexFile makes them positive: the smallest integer, which has no counterpart,
+    """The hash as IndexFile makes it positive: the smallest integer, which has no counterpart,
     becomes 0.
     """
     made = np.abs(hashes.astype(np.uint32).view(np.int32).astype(np.int64))

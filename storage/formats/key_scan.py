@@ -51,7 +51,7 @@ class Keys(NamedTuple):
 
 
 def keys(window: bytes, window_offset: int, record_offsets: Ints, record_bytes: Ints) -> Keys:
-    """Of whole records in `window`. Records of rolled-back messages have none."""
+    """The keys of whole records in `window`. Records of rolled-back messages have none."""
     pieces = [
         _some(
             window,
@@ -161,14 +161,14 @@ def _one_by_one(
 
 
 def _stands(raw: Bytes, at: Ints, text: bytes) -> Flags:
-    """Is the text at each place? It does not end with a zero: numpy does not see those."""
+    """Whether the text is at each place. It must not end with a zero byte, which numpy strips."""
     found: Flags = _items(raw, at, np.dtype(f"S{len(text)}")) == text
     return found
 
 
 def _value_ends(raw: Bytes, at: Ints, most_bytes: int = _SHORT_BYTES) -> Ints:
-    """Where the value that begins at each place ends; of one that has more bytes with its end,
-    where it begins.
+    """The end of the value that begins at each place; for a value that is longer than `most_bytes`
+    with its end, its beginning.
     """
     # Most often all of them have as many bytes as the first one.
     length = raw[at[0] : at[0] + most_bytes].tobytes().find(_VALUE_END)

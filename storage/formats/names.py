@@ -1,4 +1,4 @@
-"""Names: topics, groups, files. Which ones a client may use, which ones the house keeps for itself.
+"""Names of topics, groups and files: those that a client may use, and those that are reserved.
 
 A name that a client may use is safe as a folder name: letters, digits, `_`, `.`, `-`, no leading
 dot, at most 127 characters. RocketMQ's own names pass that rule or carry a `%`; they are reserved
@@ -76,7 +76,7 @@ def is_valid_name(name: str) -> bool:
 
 
 def is_reserved_name(name: str) -> bool:
-    """Does the name belong to the house or to RocketMQ?"""
+    """Whether the name is reserved for EscrowMQ or RocketMQ."""
     return name in _RESERVED_NAMES or name.startswith(_RESERVED_PREFIXES)
 
 
@@ -95,12 +95,12 @@ def is_stored_name(name: str) -> bool:
 
 
 def retry_topic(group: str) -> str:
-    """Where a group's messages go that are to be handed out again."""
+    """The topic of a group's messages that are to be redelivered."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """Where a group's messages go that used up their attempts."""
+    """The topic of a group's messages that used up their attempts."""
     return DEAD_LETTER_PREFIX + group
 
 

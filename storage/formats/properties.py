@@ -1,9 +1,9 @@
 r"""The properties of a record: one UTF-8 string of `name 0x01 value 0x02` items.
 
-Three kinds share the string: RocketMQ's own names (KEYS, TAGS, ...), ours (all begin with `__`,
-which RocketMQ ignores), and the sender's. The reader skips what is not an item; a bare 0x02 is
-therefore padding that no reader sees. Source: RocketMQ MessageDecoder#messageProperties2String and
-#string2messageProperties, MessageConst#STRING_HASH_SET.
+Three kinds share the string: RocketMQ's own names (KEYS, TAGS, ...), EscrowMQ's (all begin with
+`__`, which RocketMQ ignores), and the sender's. The reader skips what is not an item; a bare 0x02
+is therefore padding that no reader sees. Source: RocketMQ MessageDecoder#messageProperties2String
+and #string2messageProperties, MessageConst#STRING_HASH_SET.
 """
 
 import re
@@ -111,10 +111,7 @@ _ALL_RESERVED = ROCKETMQ_RESERVED | {UNIT, SEAL, CONTENT_TYPE, ORDERING_KEY}
 
 
 def is_reserved(name: str) -> bool:
-    """May only the house set this property?
-
-    RocketMQ's names, and all that begin with `__` (ours and theirs).
-    """
+    """Whether the property is reserved: RocketMQ's names, and all that begin with `__`."""
     return name in ROCKETMQ_RESERVED or name.startswith("__")
 
 
@@ -129,9 +126,9 @@ def encode(items: Iterable[tuple[str, str]]) -> bytes:
 
 
 def decode(raw: bytes) -> dict[str, str]:
-    """The items of a property string; of a name that stands twice the last, as RocketMQ reads it.
+    """The items of a property string; of a repeated name the last, as RocketMQ reads it.
 
-    Bytes that are not UTF-8 become U+FFFD, as in Java: what a broker stored must stay readable.
+    Invalid UTF-8 becomes U+FFFD, as in Java: what a broker stored must stay readable.
     """
     properties = {}
     for item in raw.decode("utf-8", errors="replace").split(VALUE_END):

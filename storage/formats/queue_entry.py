@@ -45,7 +45,7 @@ to make.
 
 
 def fields_of_all(raw: bytes) -> list[Fields]:
-    """As `decode_all`."""
+    """The fields of all entries in these bytes, as plain tuples."""
     return list(_LAYOUT.iter_unpack(raw))
 
 

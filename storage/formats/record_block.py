@@ -77,7 +77,9 @@ class Columns(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Where the parts of records are in the bytes of a block, with one item a record."""
+    """Positions of the parts of records in the bytes of a block, in columns with one item for each
+    record.
+    """
 
     begins: Ints
     body_ends: Ints
@@ -172,7 +174,7 @@ def of_queue(
 def few_of_queue(
     queue: QueueId, queue_offset: int, entries: Sequence[Fields], found: Sequence[bytes]
 ) -> RecordBlock | None:
-    """As `of_queue`, of a few records. `found`: one after another."""
+    """The result of `of_queue`, for few records. `found`: one after another."""
     if len(found) != len(entries):
         return None
     unpack, unpack_length = stored_record.HEADER.unpack_from, stored_record.LENGTH.unpack_from

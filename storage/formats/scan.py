@@ -215,8 +215,8 @@ def _judge_unit(
 
 
 def _judge_alone(raw: bytes, at: int, offset: int, damaged_from: int | None) -> Unit | Halt:
-    """A record that begins no unit: a broker's, by RocketMQ's rules; or one of ours that lost its
-    item.
+    """A record that begins no unit: a broker's, by RocketMQ's rules, or one of EscrowMQ that lost
+    its item.
     """
     try:
         record = records.decode(raw)
@@ -288,8 +288,8 @@ def units_between(
 
 
 def record_places(window: bytes, begin: int, end: int) -> list[int]:
-    """Positions in [begin, end) of the window where a record may begin: its magic lies four bytes
-    behind, on no border.
+    """Positions in [begin, end) of the window where a record may begin, four bytes before its
+    magic; at any alignment.
     """
     places = []
     for magic in _RECORD_MAGICS:
@@ -329,7 +329,7 @@ _EVERY_01 = np.uint64(0x0101010101010101)
 
 
 def _candidates(window: bytes, at: int) -> Ints:
-    """Positions from `at` on, on 8-byte borders, where a record's magic stands in its place."""
+    """Positions from `at` on, on 8-byte borders, with the magic of a record."""
     # All halves of words: numpy compares numbers side by side twice as fast as every other one.
     halves = np.frombuffer(window, np.uint32, (len(window) - at) // 8 * 2, at)
     found = np.flatnonzero((halves == _MAGICS[0]) | (halves == _MAGICS[1]))
@@ -338,9 +338,8 @@ def _candidates(window: bytes, at: int) -> Ints:
 
 
 def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run | None:
-    """The run of whole units of ours that begins at `at`; None where there is none.
-
-    Says nothing about what ends it.
+    """The run of whole units of EscrowMQ that begins at `at`; None if there is none. Does not
+    examine what ends it.
     """
     if (
         (window_offset + at) % unit.ALIGNMENT
@@ -394,7 +393,7 @@ def _by_items(
     words: NDArray[np.uint64], lengths: NDArray[np.uint32], at: int, window_bytes: int
 ) -> tuple[Ints, Ints] | None:
     """Positions and sizes of the whole records that follow one another from `at`, each with a unit
-    item at its end; None where something else lies between them.
+    item at its end; None if anything else is between them.
     """
     item_ends = np.flatnonzero(words[at // 8 :] == _ITEM_WORD) * 8 + (at + unit.UNIT_ITEM_BYTES)
     item_ends = item_ends[item_ends + unit.SEAL_BYTES <= window_bytes]
@@ -411,7 +410,7 @@ def _by_items(
 
 
 def _by_magics(window: bytes, lengths: NDArray[np.uint32], at: int) -> tuple[Ints, Ints] | None:
-    """As `_by_items`, of all records that end on a word border."""
+    """The result of `_by_items`, for all records that end on a word border."""
     positions = _candidates(window, at)
     if not len(positions) or positions[0] != at:
         return None
@@ -426,9 +425,7 @@ def _stated_sizes(lengths: NDArray[np.uint32], positions: Ints) -> Ints:
 
 
 def _chain(positions: Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Of the candidates those that follow one another from the first; a magic inside a body is
-    skipped.
-    """
+    """The candidates that follow one another from the first; a magic inside a body is skipped."""
     legal = (sizes >= records.FIXED_BYTES) & (sizes % unit.ALIGNMENT == 0)
     nexts = positions + sizes
     breaks = np.flatnonzero((nexts[:-1] != positions[1:]) | ~legal[:-1])
@@ -491,7 +488,7 @@ def _copied(ranges: NDArray[np.void], chosen: Ints) -> Iterator[bytes]:
 
 
 def _stated_offsets(lengths: NDArray[np.uint32], starts: Ints) -> Ints:
-    """The physical_offset field of the record at each position; it lies on a 4-byte border."""
+    """The physical_offset field of the record at each position, which is on a 4-byte border."""
     high = lengths[starts // 4 + 7].byteswap().astype(np.uint64)
     low = lengths[starts // 4 + 8].byteswap().astype(np.uint64)
     return ((high << np.uint64(32)) | low).astype(np.int64)

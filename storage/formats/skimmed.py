@@ -62,7 +62,7 @@ def plain_runs(window: bytes, positions: Ints) -> Iterator[tuple[int, int]]:
 
 
 def skim_plain(window: bytes, positions: Ints, lengths: Ints) -> Skimmed:
-    """Of records of a plain run."""
+    """Skim the records of a plain run."""
     heads = _heads(window, positions)
     bytes_ = np.frombuffer(window, np.uint8)
     length_at = positions + _BODY_AT + heads["body_bytes"]
@@ -100,9 +100,8 @@ def tag_hashes(window: bytes, begins: Ints, ends: Ints) -> Ints:
 
 
 def _tag_begins(window: bytes, begins: Ints, ends: Ints) -> Ints:
-    """Where the tag begins in each of these property strings; -1 without one.
-
-    The last one counts, as in a decoded property map.
+    """Position of the tag in each of these property strings; -1 without one. The last one counts,
+    as in a decoded property map.
     """
     bytes_ = np.frombuffer(window, np.uint8)
     names = _tag_names(window)

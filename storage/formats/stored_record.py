@@ -44,10 +44,7 @@ assert HEADER.size + 1 + LENGTH.size == FIXED_BYTES
 
 
 class StoredRecord(msgspec.Struct, frozen=True, gc=False):
-    """The bytes of the record that a queue entry names.
-
-    The properties go on to the end of the record.
-    """
+    """The bytes of the record of a queue entry. The properties extend to the end of the record."""
 
     data: bytes
     queue: QueueId

@@ -64,9 +64,7 @@ class Source(Protocol):
         """Behind the number of the last one."""
 
     def read(self, begin: int, count: int) -> Entries:
-        """So many from number `begin` on, or a few more or less; at least one where there
-        is one.
-        """
+        """About so many entries from number `begin` on; at least one if there is one."""
 
     def find(self, key: Key) -> int:
         """The number of the first entry that is not below the key."""
@@ -134,7 +132,7 @@ def settled(entries: Entries) -> Entries:
 
 
 def position(entries: Entries, key: Key) -> int:
-    """Where in sorted entries the first one stands that is not below the key."""
+    """Index of the first of these sorted entries that is not below the key."""
     begin, end = 0, len(entries)
     for name, value in zip(("due_ms", "place", "version"), key, strict=True):
         part = entries[name][begin:end]

@@ -73,9 +73,8 @@ class CheckpointFile:
         self.force()
 
     def record_epoch(self, epoch: int) -> None:
-        """Record that a start goes on in this epoch, or a later one; durable on return.
-
-        In place, so a full disk has the space for it.
+        """Record that the next start continues in this epoch, or a later one; durable on return.
+        Written in place, so a full disk has the space for it.
         """
         assert self.slot is not None, "a start notes the first one"
         self._set_slot(self.slot.synced_offset, epoch, self.slot.first_offset, is_clean=False)

@@ -73,7 +73,7 @@ class Copies:
         self._move()
 
     def forget(self, node: str) -> None:
-        """It is not connected any more. What was safe stays so."""
+        """Forget a replica that is no longer connected. What was safe stays so."""
         self._others.pop(node, None)
         self._count()
 

@@ -135,14 +135,15 @@ class Deriver:
         self._kept[name] = snapshot
 
     def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
-        """As `keep`, for a broker that opens the files after EscrowMQ.
-
-        It may say only what the visible log says.
+        """Register a progress, as `keep` does, for a broker that opens the files after EscrowMQ. It
+        may state only what the visible log has.
         """
         self._delay_progress = done_before
 
     def keep_config(self, write: Callable[[], None]) -> None:
-        """As `keep_delay_progress`: `write` is called in the derive lane."""
+        """Register a function, as `keep_delay_progress` does: `write` is called in the derive
+        lane.
+        """
         self._write_config = write
 
     def keep_waiting_timers(self, timers: WaitingTimers) -> None:

@@ -382,8 +382,8 @@ class Engine:
         self._on_disk.reach(durable_end)
 
     def note_copy(self, node: str, synced_end: int) -> None:
-        """Another node has the log up to there on its disk; to a replica, its primary says so of
-        what is safe.
+        """Note that another node has the log up to this offset on its disk; on a replica, that its
+        primary calls it safe.
         """
         self.copies.note_other(node, synced_end)
         self._runner.run(self._on_safe)
@@ -558,8 +558,10 @@ class Engine:
         await answer
 
     async def record_epoch(self, epoch: int) -> None:
-        """The next start goes on in this epoch, or a later one: durable on return, so it does not
-        depend on an orderly end. Called when nothing more arrives. Raises FlushFailed, OSError.
+        """Let the next start continue in this epoch, or a later one: durable on return, so that it
+        does not depend on an orderly end.
+
+        Called when no more appends arrive. Raises FlushFailed, OSError.
         """
         await self.wait_flushed()  # a flush would note the old one again
         self.last_epoch = epoch

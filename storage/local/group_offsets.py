@@ -33,7 +33,7 @@ _table_decoder = msgspec.msgpack.Decoder(list[tuple[str, str, int, int, int]])
 
 
 class _Kept(NamedTuple):
-    """An offset, and where in the offset topic the message lies that says so."""
+    """An offset, and the place in the offset topic of the message that states it."""
 
     queue_offset: int
     place: int

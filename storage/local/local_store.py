@@ -189,12 +189,12 @@ class LocalMessageStore:
 
     @property
     def first_offset(self) -> int:
-        """Of the log."""
+        """First offset of the log."""
         return self._log.first_offset
 
     @property
     def epochs(self) -> EpochHistory:
-        """Of the log, as far as it is stored."""
+        """The epochs of the stored log."""
         return self._files.recovered.epochs
 
     @property
@@ -387,8 +387,8 @@ class LocalMessageStore:
         self._engine.forget_copy(node)
 
     def copied_end(self) -> int:
-        """As many disks as must have the log have everything before this log offset, also while
-        the own one is enough; 0 where too few are connected.
+        """Log offset up to which as many disks as required have the log, even while the own one is
+        enough; 0 if too few are connected.
         """
         return self._copies.common_end
 
@@ -414,7 +414,7 @@ class LocalMessageStore:
 
     @property
     def lacks_copies(self) -> bool:
-        """Are new messages refused because too few nodes are connected?"""
+        """Whether new messages are refused because too few nodes are connected."""
         return self._copies.is_short
 
     @property

@@ -54,13 +54,13 @@ class LogTail:
 
     @property
     def segment_end(self) -> int:
-        """Of the segment that the next unit goes into."""
+        """End of the segment of the next unit."""
         begin = self.written_end
         return begin - begin % self._segment_bytes + self._segment_bytes
 
     @property
     def unit_capacity(self) -> int:
-        """Of an empty segment, bytes."""
+        """Capacity of an empty segment, in bytes."""
         return self._segment_bytes - records.END_OF_FILE_BYTES
 
     @property
@@ -73,11 +73,11 @@ class LogTail:
         return self._preparer.refusal()
 
     def fits(self, unit_end: int) -> bool:
-        """Does a unit that begins here and ends there lie in this segment?"""
+        """Whether a unit with this beginning and end is inside this segment."""
         return unit_end + records.END_OF_FILE_BYTES <= self.segment_end
 
     def has_room(self, end: int, *, from_reserve: bool = False) -> bool:
-        """Is there space up to `end`, in front of the reserve or in it?"""
+        """Whether there is space up to `end`, before the reserve or in it."""
         return end <= (self._preparer.prepared_end if from_reserve else self._preparer.room_end)
 
     def require(self, end: int) -> None:
@@ -85,7 +85,7 @@ class LogTail:
         self._preparer.require(end)
 
     def may_reach(self, end: int) -> bool:
-        """Is there space up to `end`, or will there be, without more of it than the disk has?"""
+        """Whether there is space up to `end`, or will be, without taking more than the disk has."""
         return self._preparer.may_reach(end)
 
     def store(self, at: int, data: bytes) -> bool:

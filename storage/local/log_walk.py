@@ -26,7 +26,9 @@ class Window(NamedTuple):
 
 
 def windows(segments: Segments, begin: int, end: int) -> Iterator[Window]:
-    """Both are borders of units. Raises CorruptRecord where what lies there is no longer whole."""
+    """The windows between two borders of units. Raises CorruptRecord if what is there is no longer
+    whole.
+    """
     at = begin
     window_bytes = _WINDOW_BYTES
     while at < end:
@@ -104,7 +106,7 @@ def _stated_in(data: bytes, offset: int, *, is_all: bool) -> tuple[list[tuple[in
 
 
 def _next_stated(data: bytes, begin: int, offset: int) -> int:
-    """Where the next record begins that names its own place; -1 where none does."""
+    """The next record that states its own place; -1 if there is none."""
     at = data.find(records.MAGICS_START, begin + records.MAGIC_AT)
     while at >= 0:
         if records.stated_bytes(data, at - records.MAGIC_AT, offset + at - records.MAGIC_AT):

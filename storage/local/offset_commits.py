@@ -1,5 +1,5 @@
-"""Committing an offset of a group: a message of ours in the log, and its row in the table once the
-message can be read.
+"""Commits of a group's offset: a message in the log, and its row in the table once the message can
+be read.
 """
 
 import asyncio

@@ -40,7 +40,7 @@ class OffsetLookup:
     async def find(
         self, log_offset: int, *, topics: Collection[str], store_host: bytes | None
     ) -> list[StoredMessage]:
-        """As `MessageStore.read_at`."""
+        """The result of `MessageStore.read_at`."""
         stated = await self._reader.in_read_lane(lambda: self._stated_at(log_offset))
         if (
             stated is None
@@ -105,8 +105,8 @@ class OffsetLookup:
         )
 
     def _check_end(self, segment: Segment, log_offset: int, raw: bytes) -> None:
-        """Raise CorruptRecord where a record of a unit of ours begins here, and ends by the length
-        that `raw` begins with.
+        """Raise CorruptRecord if a record of a unit of EscrowMQ begins here and ends by the length
+        at the beginning of `raw`.
         """
         total = records.start(raw)[0] if len(raw) >= records.END_OF_FILE_BYTES else 0
         if not records.FIXED_BYTES <= total <= segment.end_offset - log_offset:

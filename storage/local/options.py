@@ -21,7 +21,7 @@ class FlushPolicy(Enum):
 
 
 class AppendMode(Enum):
-    """Where an append puts the bytes of a message."""
+    """The destination of the bytes of an append."""
 
     FILE = "file"  # into the log's file
     POOL = "pool"  # into memory that a lane writes to the file [transientStorePoolEnable]

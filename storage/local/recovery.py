@@ -129,7 +129,7 @@ class Recovered(NamedTuple):
 
     @property
     def has_unit_of_epoch(self) -> bool:
-        """Is there a unit of that epoch already, as after an orderly end?"""
+        """Whether the epoch has a unit already, as after an orderly end."""
         return self.epochs.last_begin < self.units_end
 
 
@@ -335,9 +335,8 @@ class _Epochs:
 
 
 class _Indexing:
-    """Feeds the key index while the disk has space for it and takes it.
-
-    The deriver goes on later from where that ended.
+    """Feeds the key index while the disk has space for it and takes it; the deriver continues later
+    from where that ended.
     """
 
     def __init__(self, key_index: KeyIndex, begin: int) -> None:
@@ -432,9 +431,8 @@ def _load_queues(
     queues: ConsumeQueues,
     log_begin: int,
 ) -> QueuesSnapshot | None:
-    """The queues as they were kept, but for what was dropped since.
-
-    None where that is not to be had, or the files do not bear it out.
+    """The queues of the snapshot, without what was dropped since; None if there is no valid
+    snapshot.
     """
     kept = snapshots.load(QUEUES_SNAPSHOT)
     if kept is None:
@@ -471,10 +469,10 @@ def _load_queues(
 def _restore_emptied(
     files: QueueFiles, queues: ConsumeQueues, log_begin: int, *, is_ours: bool
 ) -> None:
-    """Queues whose messages have all expired go on where their files end.
+    """Restore the ends of queues whose messages have all expired, from their files.
 
-    The log of a broker has nothing that would say it, and its consumers' offsets are beyond that.
-    Ours has; it also has the queues of deleted topics, whose files may still be there.
+    The log of a broker has no record of these ends, and its consumers' offsets are beyond them. The
+    log of EscrowMQ has; it also has the queues of deleted topics, whose files may still exist.
     """
     deleted = dict(queues.deleted)
     if log_begin:
@@ -504,9 +502,11 @@ def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_of
 
 
 def _see_the_disk(directory: DataDirectory, segments: Segments, begin: int) -> None:
-    """Sync, drop the cache, then read: after a failed write-back memory shows what the disk does
-    not hold, and what is served from an unsynced cache can be gone after the next power cut. So can
-    a segment whose name a killed process did not sync.
+    """Sync, drop the cache, then read from the disk.
+
+    After a failed write-back memory shows what the disk does not have, and what is read from an
+    unsynced cache may be gone after the next power cut. So may a segment whose name a killed
+    process did not sync.
     """
     directory.vfs.sync_directory(directory.commit_log)
     for segment in segments:
@@ -561,8 +561,8 @@ def _walk(
 
 
 class _Behind:
-    """The bytes behind the end of the whole units: evidence of what had been synced, and what is to
-    be wiped.
+    """The bytes after the end of the whole units: evidence of what had been synced, to be wiped if
+    the log is cut.
     """
 
     def __init__(self, segments: Iterable[Segment], end: int, epoch: int) -> None:
@@ -583,19 +583,18 @@ class _Behind:
 
     @property
     def holds_units(self) -> bool:
-        """Does a whole unit of ours lie there that was written to a synced log?"""
+        """Whether a whole unit of EscrowMQ follows that was written to a synced log."""
         return self.synced_offset > 0
 
     def broker_synced_offset(self, physic_ms: int) -> int:
-        """In a store without our checkpoint: the end of the last whole record that the broker's
-        flush is known to cover.
+        """In a store without a checkpoint of EscrowMQ: the end of the last whole record that the
+        broker's flush is known to cover.
         """
         return max((self._broker_evidence(*place, physic_ms) for place in self._dirty), default=0)
 
     def wipe(self) -> int:
-        """Zero what is there, durable on return; the number of bytes.
-
-        Else it could come to life again after the next crash.
+        """Overwrite the bytes with zeros, durable on return; their number. Otherwise they could
+        become valid again after the next crash.
         """
         for segment, places in groupby(self._dirty, key=itemgetter(0)):
             with segment.use() as file:

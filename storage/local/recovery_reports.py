@@ -65,7 +65,7 @@ def keep(
 
 
 def _decoded(row: msgspec.Raw) -> RecoveryReport | None:
-    """None if it is no report; fields of later versions are passed over."""
+    """The report; None if it is not one. Fields of later versions are skipped."""
     try:
         return _report.decode(row)
     except (msgspec.DecodeError, RecursionError):

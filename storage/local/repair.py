@@ -225,7 +225,7 @@ class Repair:
         return self._done(f"cut-to-follow {offset}", [], found)
 
     def accept_beginning(self) -> Done:
-        """Accept that the log begins where its first segment does: what came before is lost."""
+        """Accept that the log begins with its first segment: everything before is lost."""
         segments = self._open_segments()
         try:
             seen = survey(segments, segments.first_offset, self._progress)
@@ -329,11 +329,11 @@ class Repair:
         return path
 
     def _segment_bytes(self) -> int:
-        """As long as the longest: a damaged one is shorter, as a rule."""
+        """Length of the longest segment: a damaged one is usually shorter."""
         return max(self._lengths(), default=0) or self._default_segment_bytes
 
     def _lengths(self) -> list[int]:
-        """Of the segments."""
+        """Lengths of the segments."""
         folder = self._directory.commit_log
         lengths = []
         for name in self._vfs.list_directory(folder) if self._vfs.exists(folder) else ():

@@ -61,7 +61,7 @@ class RepairFolder:
         return self._folder
 
     def _target(self, path: PurePath) -> PurePath:
-        """Where a file is kept; its folder is there and durable."""
+        """The target of a file; its folder exists and is durable."""
         target = self._made() / path.relative_to(self._root)
         self._vfs.make_directory(target.parent)
         for folder in (target.parent, *target.parent.parents):
@@ -72,8 +72,8 @@ class RepairFolder:
         return target
 
     def copy(self, path: PurePath) -> None:
-        """Nothing where that has been done. Where it fails nothing is left of the copy: it would
-        take space from the next one.
+        """Copy a file, unless that was done before. After a failure no part of the copy remains,
+        which would take space from the next one.
         """
         if str(self._root / self._name / path.relative_to(self._root)) in self.kept:
             return

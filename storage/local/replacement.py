@@ -197,7 +197,7 @@ def _following(
     stated: Mapping[QueueId, OffsetRange],
     begins_at: int,
 ) -> dict[int, list[LostRange]]:
-    """Of each damaged part the offsets that are missing where it stands, queue by queue."""
+    """The missing offsets of each damaged part, queue by queue."""
     good: dict[QueueId, list[tuple[int, int]]] = {}  # (number of the part, queue offset)
     for number, record in parts.readable.items():
         good.setdefault(QueueId(record.topic, record.queue_number), []).append(

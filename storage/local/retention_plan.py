@@ -72,7 +72,7 @@ def has_expired(newest_ms: int, policy: RetentionPolicy, *, now_ms: int) -> bool
 
 
 def refuses(policy: RetentionPolicy, *, used_ratio: float, refused_before: bool) -> bool:
-    """Are new messages to be refused? Between the two borders it stays as it was."""
+    """Whether new messages are refused. Between the two limits the last answer holds."""
     if used_ratio > policy.refuse_above:
         return True
     return refused_before and used_ratio > policy.force_above

@@ -119,8 +119,8 @@ def survey(segments: Segments, place: int | None, progress: Progress) -> Survey:
 
 
 def next_whole(segments: Segments, begin: int, epoch: int) -> int | None:
-    """The first place behind `begin` where a whole unit or an end-of-file record stands; None where
-    the log ends before one.
+    """The first place after `begin` with a whole unit or an end-of-file record; None if the log
+    ends before one.
     """
     segment = segments.find(begin)
     following = next(_whole_in(segment, begin + 1, epoch, begin), None)

@@ -63,7 +63,7 @@ class SyncTimes:
         self._begun_ms = None
 
     def note_answered_before(self, count: int) -> None:
-        """So many appends were answered as buffered because their sync took longer than the
+        """Count appends that were answered as buffered because their sync took longer than the
         limit.
         """
         self._answered_before += count

@@ -111,7 +111,9 @@ class IndexPass:
 
     @property
     def mark(self) -> IndexMark | None:
-        """Where a later pass continues, after `settle`; None where only the log can say it."""
+        """The position from which a later pass continues, after `settle`; None if only the log has
+        it.
+        """
         if not self._files or self._files[0].has_gap:
             return None
         return IndexMark(self._files[0].path.name, self._files[0].at)
@@ -403,7 +405,7 @@ class _IndexFile:
         return self.at >= self._end
 
     def read(self, count: int) -> Entries:
-        """Up to so many entries; `link` goes on behind them."""
+        """Up to so many entries; the next call continues after them."""
         count = min(count, self._end - self.at)
         raw = self._file.read(index_file.entry_at(self.slots, self.at), count * ENTRY.itemsize)
         return np.frombuffer(raw.ljust(count * ENTRY.itemsize, b"\0"), ENTRY)

@@ -48,8 +48,8 @@ class Piece(NamedTuple):
 
 
 class LogWalk:
-    """From `begin`, where a unit must begin, to `end`, or to where the whole units of a stopped
-    store end.
+    """A walk from `begin`, where a unit must begin, to `end`, or to the end of the whole units of a
+    stopped store.
     """
 
     def __init__(

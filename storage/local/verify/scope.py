@@ -62,7 +62,7 @@ class Scope(NamedTuple):
         return path.relative_to(self.root).as_posix()
 
     def log_begin(self) -> int:
-        """Where the log begins now: retention may have dropped segments since."""
+        """The present beginning of the log: retention may have dropped segments since."""
         found = [
             base
             for name in listed(self.vfs, self.root / COMMIT_LOG)
@@ -125,7 +125,7 @@ def listed(vfs: Vfs, folder: PurePath) -> list[str]:
 
 
 def size_of(vfs: Vfs, path: PurePath) -> int | None:
-    """None where the file is missing."""
+    """Size of the file; None if it is missing."""
     try:
         file = vfs.open(path)
     except FileNotFoundError:

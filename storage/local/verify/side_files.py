@@ -1,4 +1,4 @@
-"""Verify the small files of a store: what lies in commitlog/, the checkpoint, snapshots, timer
+"""Verify the small files of a store: other files in commitlog/, the checkpoint, snapshots, timer
 files, a broker's files.
 """
 

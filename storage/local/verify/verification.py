@@ -69,7 +69,7 @@ def _step_of(piece: Piece) -> VerifyStep:
 
 
 def _log_bytes(scope: Scope) -> int:
-    """Up to where the log was durable; that of a stopped store may go on for a while."""
+    """Offset up to which the log was durable; the log of a stopped store may continue after it."""
     if not scope.segments:
         return 0
     end = scope.segments[-1].end
