@@ -29,10 +29,8 @@ Pattern = Annotated[str, AfterValidator(_checked)]
 
 @dataclass(frozen=True, kw_only=True)
 class KeyOptions:
-    """Settings of an API key that may do some things only.
-
-    `topics`, `groups`: names, or patterns in which * stands for any characters; groups of consumers
-    and of producers.
+    """Settings of an API key with limited permissions. `topics`, `groups`: names, or patterns in
+    which * stands for any characters; groups of consumers and of producers.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
@@ -70,7 +68,7 @@ class Access:
         return _matches(topic, self.topics)
 
     def may_use_group(self, group: str) -> bool:
-        """Of consumers, or of producers."""
+        """Whether the key may use the group, of consumers or of producers."""
         return _matches(group, self.groups)
 
     def check_scope(self, enough: Sequence[Scope]) -> None:

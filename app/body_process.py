@@ -59,7 +59,7 @@ class BodyProcess:
         return cast("T", found)
 
     def _asked(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any] | None:
-        """Its outcome, None where the process ended."""
+        """The outcome of the work; None if the process ended."""
         process = self._process or self._started()
         assert process.stdin is not None
         assert process.stdout is not None

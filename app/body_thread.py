@@ -53,7 +53,7 @@ class BodyThread:
         return function(raw, *more)
 
     def read_now(self, function: Callable[..., T], raw: bytes, *more: Any) -> T:
-        """As `read`, for work that is done on this thread already."""
+        """The result of `read`, for callers that run on this thread already."""
         return (
             function(raw, *more)
             if len(raw) <= THREAD_BYTES

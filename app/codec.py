@@ -108,7 +108,7 @@ def _wrong_name(sentence: str, raw: bytes) -> str | None:
 
 
 def decode_as(raw: bytes, kind: Any, max_values: int) -> Any:
-    """As `decode`, with the decoder of a class."""
+    """Decode a body, as `decode` does, with the decoder of a class."""
     return decode(_decoder(kind), raw, max_values=max_values)
 
 
@@ -196,10 +196,10 @@ def invalid(field: FieldError) -> Refusal:
 
 
 def read_json(raw: bytes, *, depth: int = 0) -> Any:
-    """Any JSON value as objects. `depth`: how deep in the body it stands.
+    """Any JSON value as objects. `depth`: its depth in the body.
 
-    Raises Refusal malformed_request. The caller sees to it that the values are not too many for the
-    event loop.
+    Raises Refusal malformed_request. The caller limits the number of values, which the event loop
+    has to wait for.
     """
     check_depth(raw, depth)
     value = _parsed(_decode_any, raw)
@@ -209,10 +209,9 @@ def read_json(raw: bytes, *, depth: int = 0) -> Any:
 
 
 def compact(raw: bytes, *, depth: int) -> bytes:
-    """A JSON value without its white space; order, repeated keys, numbers and escapes stay as they
-    were sent.
+    """A JSON value without white space; order, repeated keys, numbers and escapes do not change.
 
-    `depth`: how deep in the body it stands. Raises Refusal malformed_request.
+    `depth`: its depth in the body. Raises Refusal malformed_request.
     """
     if len(raw) <= _BUILT_BYTES:
         read_json(raw, depth=depth)
@@ -224,10 +223,10 @@ def compact(raw: bytes, *, depth: int) -> bytes:
 
 
 def serialise(raw: bytes, *, depth: int) -> bytes:
-    """A JSON value as a message keeps it: compact, in UTF-8. A string has no escapes but those that
-    JSON needs; order, repeated keys and numbers stay as they were sent.
+    """A JSON value as stored in a message: compact, in UTF-8. Strings have no escapes but those
+    that JSON requires; order, repeated keys and numbers do not change.
 
-    `depth`: how deep in the body it stands. Raises Refusal malformed_request.
+    `depth`: its depth in the body. Raises Refusal malformed_request.
     """
     text = compact(raw, depth=depth)
     if b"\\u" in text or b"\\/" in text:
@@ -310,7 +309,7 @@ def _is_whole_number(kind: msgspec.inspect.Type) -> bool:
 def field_error(text: str, kind: Any, pointer: str = "") -> FieldError:
     """Field error from the text of a msgspec error: the JSON pointer and a sentence.
 
-    `pointer`: where in the request the value stands.
+    `pointer`: the place of the value in the request.
     """
     place = _PLACE.search(text)
     detail = text[: place.start()] if place else text
@@ -380,7 +379,7 @@ def check_levels(levels: int, depth: int) -> None:
 
 
 def levels_of(text: bytes) -> int:
-    """As `depth_of`, or the number of arrays and objects where they are few."""
+    """The result of `depth_of`, or the number of arrays and objects if they are few."""
     opened = text.count(b"[") + text.count(b"{")
     return opened if opened <= MAX_DEPTH // 2 else depth_of(text)
 

@@ -46,7 +46,7 @@ class Connections:
 
     @property
     def most(self) -> int:
-        """So many may be open, those for probes and operators among them."""
+        """Maximum number of open connections, including those for probes and operators."""
         return self.limit + self.reserved
 
     def opened(self, connection: Connection) -> None:

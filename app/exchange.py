@@ -51,7 +51,7 @@ _TRACEPARENT = re.compile(
 
 
 def takes_a_stream(method: str, path: str) -> bool:
-    """Has a request to this path a body that goes on for as long as the client likes?"""
+    """Whether the body of a request to this path may go on without end."""
     return method == "POST" and _STREAMS.fullmatch(path) is not None
 
 
@@ -61,8 +61,8 @@ def is_stream_of_events(path: str) -> bool:
 
 
 def headers_by_name(pairs: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The values of headers whose names are in lower case; those of a name that stands twice are
-    joined (RFC 9110, 5.2).
+    """The values of headers with names in lower case; those of a repeated name are joined (RFC
+    9110, 5.2).
     """
     headers: dict[str, str] = {}
     for raw_name, raw_value in pairs:
@@ -138,7 +138,7 @@ class Call(NamedTuple):
 
     @property
     def media_type(self) -> str:
-        """Of the body; JSON where the request does not say."""
+        """The media type of the body; JSON if the request does not state it."""
         return (
             self.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         )
@@ -244,7 +244,7 @@ def _names(condition: str, etag: str) -> bool:
 
 
 def preferred_by(headers: Mapping[str, str], offered: tuple[str, ...]) -> str:
-    """As `Call.preferred`, by the headers of a request."""
+    """The result of `Call.preferred`, from the headers of a request."""
     accept = headers.get("accept")
     return offered[0] if accept is None or accept == "*/*" else preferred(accept, offered)
 

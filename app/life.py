@@ -13,7 +13,7 @@ _ROLES: dict[str, Role] = {"primary": "primary", "replica": "replica"}
 
 
 class Life(Protocol):
-    """From its settings to its end. Event loop only."""
+    """A service or a replica, from its settings to its end. Event loop only."""
 
     exit_code: int
     on_fatal: Callable[[], None]  # the process should end, with `exit_code`

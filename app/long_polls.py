@@ -1,8 +1,8 @@
-"""Requests that wait: each is a small object without a task or a timer of its own, until it may be
-worth asking again.
+"""Waiting requests: each is a small object without a task or a timer, until its handler may
+succeed.
 
-One timer serves all of them. Those that are woken together go on a few in each turn of the loop, so
-that the turns stay short.
+One timer serves all of them. Requests that are woken together continue a few in each turn of the
+loop, so that the turns stay short.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Waiting:
             self._long_polls.set_end(self)
 
     def wake(self) -> None:
-        """It may be worth asking again. Only the first call counts."""
+        """Run the handler of the request again. Only the first call counts."""
         if not self._is_woken:
             self._is_woken = True
             if self.resume is not None:
@@ -97,7 +97,7 @@ class Waiting:
             self.undo(self.wake)
 
     def end(self) -> None:
-        """Its time is up."""
+        """End the wait of a request whose time is up."""
         if not self._is_woken:
             self.forget()
             self.wake()
@@ -170,7 +170,7 @@ class LongPolls:
     # becomes of a `Waiting`
 
     def set_end(self, waiting: Waiting) -> None:
-        """It is woken when its time is up."""
+        """Set the time at which the request is woken at the latest."""
         if len(self._ends) > 2 * self._count + _MOST_ENDED:
             self._ends = [one for one in self._ends if one.resume is not None]
             heapq.heapify(self._ends)

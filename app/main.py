@@ -311,7 +311,7 @@ async def _not_routed(request: AsgiRequest, error: Exception) -> NoReturn:
 
 
 def _methods(request: AsgiRequest) -> list[str]:
-    """Of all routes with this path: the framework names those of the first one only."""
+    """The methods of all routes with this path: the framework names those of the first one only."""
     found: set[str] = set()
     for route in request.app.routes:
         if route.matches(request.scope)[0] is not Match.NONE:

@@ -101,7 +101,7 @@ def check_values(data: bytes, limit: int) -> None:
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes, *, max_values: int) -> T:
-    """As `codec.decode`, of MessagePack. A `Raw` in it is not looked into."""
+    """Decode MessagePack, as `codec.decode` does JSON. A `Raw` in it is not decoded."""
     check_values(data, max_values)
     try:
         return decoder.decode(data)

@@ -103,10 +103,12 @@ class NodeLife:
         self._life.refuse_role(role)
 
     async def promote(self, *, hand_over: bool, accept_loss: bool) -> LogPlace:
-        """Be the service: the epoch that it begins in, and where its log ends. `hand_over`: one
-        that runs stops first. `accept_loss`: also without what a service that was alone has.
+        """Become the service: the epoch in which it begins, and the end of its log.
 
-        Durable on return. Raises CannotPromote: it goes on as a replica.
+        `hand_over`: a running service stops first. `accept_loss`: even without messages that a
+        service that was alone has.
+
+        Durable on return. Raises CannotPromote: the node stays a replica.
         """
         if not self._settings.replica.nodes:
             raise CannotPromote(
@@ -171,7 +173,7 @@ class NodeLife:
         await self._promote(partial(self._hear, ends=lambda _: False))
 
     def _is_there_a_service(self) -> bool:
-        """Here, or at the other end, or one that is about to be."""
+        """Whether there is a service: here, at the other end, or about to be."""
         promising = self._machine.node.promising
         promised, self._last_promised = self._last_promised, promising.promised
         return (
@@ -368,7 +370,7 @@ class NodeLife:
         self.on_fatal()
 
     def _in_background(self, change: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """It goes to its end, whether or not the one that has asked for it waits."""
+        """Run to the end, whether or not the caller waits."""
         task = asyncio.create_task(change, name="role")
         self._changes.add(task)
         task.add_done_callback(self._note_changed)
@@ -380,7 +382,7 @@ class NodeLife:
 
 
 def _check_successor(services: Services, node: str) -> None:
-    """Raises PromiseRefused where this node could not go on at once."""
+    """Raise PromiseRefused if this node could not continue as a replica at once."""
     if services.missing_replicas.is_noted:
         raise PromiseRefused(
             "it has acknowledged messages alone, which its replicas do not have yet: try again "

@@ -126,7 +126,7 @@ class RequestTimes:
         self._seconds: dict[str, float] = {}
 
     def note(self, operation: str, status: int, seconds: float, count: int = 1) -> None:
-        """So many requests were answered, in so many seconds each."""
+        """Count so many requests that were answered, and their durations in seconds."""
         key = operation, status
         self._counts[key] = self._counts.get(key, 0) + count
         buckets = self._buckets.get(operation)
@@ -288,7 +288,7 @@ class Metrics:
             self.lateness.observe(late_ms / 1000)
 
     def note_standstill(self, seconds: float) -> None:
-        """The event loop stood still for so long."""
+        """Count a time in which the event loop was blocked."""
         self._longest_standstill = max(self._longest_standstill, seconds)
         self.longest_standstill.set(self._longest_standstill)
 

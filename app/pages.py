@@ -1,6 +1,5 @@
-"""Page tokens: opaque texts that say behind what a list goes on.
-
-They are positions, so writes in between move nothing.
+"""Page tokens: opaque texts with the position after which a list continues. Writes in between move
+nothing.
 """
 
 import binascii

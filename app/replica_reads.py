@@ -67,7 +67,7 @@ class ReplicaReads:
 
     @property
     def are_possible(self) -> bool:
-        """Is there a log, and are its topics known?"""
+        """Whether there is a log, and its topics are known."""
         return self._follower.readable is not None and self.topics.are_known
 
     @property

@@ -156,12 +156,12 @@ def _of_holding(evidence: Evidence) -> Fact:
 
 
 def has_waited(message: StoredMessage) -> bool:
-    """Is it a delayed message in its real topic?"""
+    """Whether it is a delayed message in its real topic."""
     return properties.SCHEDULE_ID in message.system and message.queue.topic not in DELAY_TOPICS
 
 
 def kind_of(message: StoredMessage) -> str:
-    """As the audit calls its records (`audit/columns.py`)."""
+    """The kind of the record, as the audit names it (`audit/columns.py`)."""
     if message.queue == HALF_QUEUE:
         return "half"
     if message.queue == OP_QUEUE:
@@ -181,7 +181,7 @@ def event_of(check: StoredMessage) -> str:
 
 
 def crc_of(message: StoredMessage) -> str:
-    """Of its body, as the audit writes it."""
+    """The checksum of the body, as the audit writes it."""
     return f"{records.body_crc(message.body):08x}"
 
 

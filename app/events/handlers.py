@@ -91,7 +91,7 @@ async def _publish_all(
 async def _begin_one(
     services: Services, call: Call, topic: Topic, event: Event, index: int
 ) -> Awaitable[BatchResult]:
-    """As `_begin`; a refusal is a result too."""
+    """Begin to store one event, as `_begin` does; a refusal is a result, too."""
     try:
         appending = await _begin(services, call, topic, event)
     except MessagingError as error:

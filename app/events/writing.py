@@ -59,7 +59,9 @@ def write_binary(message: StoredMessage, more: Mapping[str, str | int]) -> Outgo
 
 
 def _attributes(message: StoredMessage) -> dict[str, str]:
-    """Those that the message came with; else they are made of its fields."""
+    """The attributes of the message as it was published; if it had none, they are made of its
+    fields.
+    """
     came = {
         name.removeprefix(PROPERTY): text
         for name, text in message.properties.items()

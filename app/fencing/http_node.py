@@ -1,4 +1,4 @@
-"""Another node over HTTP, as it is asked for a promise."""
+"""Another node, asked over HTTP for a promise."""
 
 import httpx
 import msgspec

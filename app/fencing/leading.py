@@ -20,7 +20,7 @@ class Leading:
         self.give_up: Callable[[Promise], Awaitable[LogPlace]] | None = None  # see `hand_over`
 
     async def place(self) -> LogPlace | None:
-        """Of its log on disk."""
+        """The end of its log on disk."""
         log = self._log()
         return None if log is None else LogPlace(log.epochs.last_epoch, log.on_disk_end())
 
@@ -29,7 +29,7 @@ class Leading:
         raise PromiseRefused(f"it is the service: stop it before {promise.node} takes its place")
 
     async def hand_over(self, promise: Promise) -> LogPlace:
-        """End the service where the process goes on as a replica. Raises PromiseRefused."""
+        """End the service; the process continues as a replica. Raises PromiseRefused."""
         if self.give_up is None:
             raise PromiseRefused("it was not started with `escrowmq node`: stop it instead")
         return await self.give_up(promise)

@@ -177,8 +177,8 @@ class Quorum:
         return {one.answer.node: one.answer for one in self._of_nodes(heard) if one.answer}
 
     def _of_nodes(self, heard: Sequence[Heard]) -> list[Heard]:
-        """Those that have answered, without what else is at the URLs: a name server may be a node
-        of another service.
+        """The answers of nodes of this service, without those of other services: a name server may
+        be one.
         """
         others = self._nodes - {self._own}
         return [one for one in heard if one.answer is not None and one.answer.node in others]
@@ -214,7 +214,9 @@ class Quorum:
 
 
 def _place_of(one: NodePromise) -> LogPlace:
-    """Where the log of a replica ends. Raises CannotPromote where it is none, or is starting."""
+    """The end of a replica's log. Raises CannotPromote if the node is not a replica, or is
+    starting.
+    """
     if one.role == "primary":
         raise CannotPromote(f"{one.node} runs as the service: stop it first")
     if one.last_epoch is UNSET or one.end_offset is UNSET:

@@ -62,7 +62,9 @@ def start_at_ms(start: str | UnsetType, start_at: str | UnsetType) -> int | None
 def other_start(
     start: str | UnsetType, start_at: str | UnsetType, old: GroupRules
 ) -> list[FieldError]:
-    """Where the request starts otherwise than the group. An omitted one is the group's."""
+    """The difference between the start of the request and that of the group; an omitted start has
+    none.
+    """
     if start is UNSET and start_at is UNSET:
         return []
     if start != old.start:

@@ -78,9 +78,8 @@ class BrokerFiles:
         asking_from: Callable[[], Awaitable[int | None]],
         keep: Callable[[Callable[[], None]], None],
     ) -> None:
-        """`asking_from`: the half at which a broker goes on to ask; None: where it was.
-
-        `keep`: let the store call a function once the visible log is durable.
+        """`asking_from`: the half at which a broker continues to check; None: where it was. `keep`:
+        lets the store call a function once the visible log is durable.
         """
         self._asking_from = asking_from
         self._keep = keep

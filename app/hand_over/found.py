@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
     @property
     def lacks_offsets(self) -> bool:
-        """Is there no file with the offsets of groups?"""
+        """Whether there is no file with the offsets of groups."""
         return any(
             one.file == consumer_offsets.FILE and one.backup_ms is None for one in self.files
         )

@@ -31,8 +31,8 @@ log = structlog.get_logger()
 
 
 class TakeOverReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a take-over. `queues`: in which a group goes on at an offset of the broker;
-    `retries_moved`: copies from further retry queues.
+    """Results of a take-over. `queues`: number of queues in which a group continues at an offset of
+    the broker; `retries_moved`: copies from further retry queues.
     """
 
     topics: list[str]
@@ -80,8 +80,8 @@ class TakeOver:
             )
 
     async def run(self) -> TakeOverReport | None:
-        """Create groups, and let all go on where the broker let them; None where there is nothing
-        to take over. Durable on return.
+        """Create the groups, and let each continue at the broker's offsets; None if there is
+        nothing to take over. Durable on return.
         """
         if self._found.is_empty:
             return None
@@ -133,7 +133,7 @@ class TakeOver:
         )
 
     async def _advance(self, group: TakenGroup, known: set[str]) -> int:
-        """In how many queues the group goes on at an offset of the broker."""
+        """Apply the broker's offsets; the number of queues in which the group continues at one."""
         offsets: dict[QueueId, int] = {}
         for queue, offset in sorted(group.offsets.items()):
             if queue.topic not in known and not queue.topic.startswith(names.RETRY_PREFIX):

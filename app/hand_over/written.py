@@ -106,7 +106,7 @@ def kept_offsets(
 
 
 def with_progress(offsets: dict[GroupQueue, int], asking_from: int | None) -> None:
-    """Let a broker go on at this half, unless it has come further."""
+    """Let a broker continue at this half, unless it has come further."""
     if asking_from is not None:
         place = GroupQueue(names.ASKING_GROUP, names.HALF_TOPIC, 0)
         offsets[place] = max(asking_from, offsets.get(place, 0))

@@ -1,4 +1,4 @@
-"""From what a client sent to a message for the store, by the rules of its topic."""
+"""Messages for the store, from client input, by the rules of the topic."""
 
 from typing import NamedTuple
 
@@ -166,8 +166,8 @@ class _Delay(NamedTuple):
 
 
 def _delay(given: MessageInput, topic: Topic, now_ms: int) -> _Delay | None:
-    """None where it is delivered at once: without a delay, with one of nothing, or at a time that
-    is past.
+    """The delay of the message; None if it is delivered at once: without a delay, with a delay of
+    0, or at a time that is past.
     """
     if given.delay_ms is UNSET and given.deliver_at is UNSET and given.delay_level is UNSET:
         return None

@@ -178,7 +178,9 @@ async def _find(reading: Reading, message_id: str) -> StoredMessage:
 
 
 async def _waiting(reading: Reading, message_id: str) -> tuple[StoredMessage, Schedule] | None:
-    """None where no message of this id waits for its time. Raises Refusal record_corrupt."""
+    """The message of this id that waits for its time; None if there is none. Raises Refusal
+    record_corrupt.
+    """
     try:
         schedule = await reading.find_waiting(message_id)
         if schedule is None:

@@ -1,6 +1,4 @@
-"""Messages by their id, their key and their log offset: what was stored, its bytes, and what became
-of it.
-"""
+"""Lookup of messages by id, key and log offset: the message, its bytes, and its trace."""
 
 import asyncio
 import re
@@ -295,8 +293,8 @@ def _event_view(event: LeaseTraceEvent) -> TraceEvent:
 async def _found(
     reading: Reading, call: Call, message_id: str
 ) -> tuple[StoredMessage, Schedule | None]:
-    """As `stored_or_waiting`, where the key is for the topic. Raises as it does, and Refusal
-    forbidden.
+    """The result of `stored_or_waiting`, if the key is for the topic. Raises as it does, and
+    Refusal forbidden.
     """
     message, schedule = await stored_or_waiting(reading, message_id)
     call.access.check_topic(message.queue.topic if schedule is None else schedule.topic)
@@ -339,7 +337,7 @@ async def _group_statuses(
 
 
 def page_end(message: StoredMessage) -> int:
-    """Where the next page goes on. Only engines with log offsets offer the lookup."""
+    """The position of the next page. Only engines with log offsets offer the lookup."""
     assert message.log_offset is not None
     return message.log_offset
 

@@ -36,12 +36,12 @@ class PackedPlainBatch(PlainBatch, forbid_unknown_fields=True, gc=False):
 
 
 def plain_batch(raw: bytes, max_values: int) -> PlainBatch | None:
-    """As `plain_rows.plain_batch`."""
+    """Read a plain batch, as `plain_rows.plain_batch` does."""
     return _plain(_plain_batch_decoder, raw, max_values)
 
 
 def plain_entry(raw: bytes, max_values: int) -> PlainEntry | None:
-    """As `plain_rows.plain_entry`."""
+    """Read a plain entry, as `plain_rows.plain_entry` does."""
     return _plain(_plain_entry_decoder, raw, max_values)
 
 
@@ -55,7 +55,7 @@ def _plain(decoder: "msgspec.msgpack.Decoder[T]", raw: bytes, max_values: int) -
 
 
 def body_of(payload: Any, json: Raw | UnsetType, depth: int) -> bytes | None:
-    """As `plain_rows.BodyOf`, of MessagePack."""
+    """The `plain_rows.BodyOf` of MessagePack."""
     if json is UNSET:
         if isinstance(payload, str):
             return payload.encode()

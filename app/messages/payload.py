@@ -166,16 +166,15 @@ def check_total(given: PayloadInput, own: dict[str, str]) -> None:
 
 
 class JudgedEntry(NamedTuple):
-    """As a BatchEntry, where messages had to be decoded one by one."""
+    """A `BatchEntry` of a batch whose messages were decoded one by one."""
 
     id: str | UnsetType
     message: MessageInput | Refusal
 
 
 class Batch(NamedTuple):
-    """A batch as it was given.
-
-    Where a message cannot be decoded, its entry has the refusal, so that the others can go on.
+    """A batch from a request. The entry of a message that cannot be decoded has the refusal, so
+    that the others can continue.
     """
 
     is_atomic: bool

@@ -26,7 +26,7 @@ Short = Annotated[str, Meta(min_length=1, max_length=_SHORT)]
 
 
 class PlainInput(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """As `MessageInput`, with fewer fields."""
+    """The common fields of `MessageInput`."""
 
     payload: str | UnsetType = UNSET
     json: Raw | UnsetType = UNSET
@@ -52,10 +52,7 @@ class Plain(msgspec.Struct, gc=False):
 
 
 def plain_of(given: PlainInput, topic: Topic, kind: MessageType, *, depth: int) -> Plain | None:
-    """The message; None where `build.py` has to look at it.
-
-    `depth`: how deep in the request it stands.
-    """
+    """The message; None if `build.py` has to examine it. `depth`: its depth in the request."""
     settings = topic.settings
     if topic.payload_schema is not None or kind not in settings.message_types:
         return None

@@ -115,7 +115,7 @@ def rows_of(
 
 
 def body_of(payload: Any, json: Raw | UnsetType, depth: int) -> bytes | None:
-    """As `BodyOf`, of JSON."""
+    """The `BodyOf` of JSON."""
     if json is UNSET:
         return payload.encode() if isinstance(payload, str) else None
     if payload is not UNSET:

@@ -526,8 +526,8 @@ def _refuse_twin_ids(entries: _Entries) -> None:
 
 
 def _refused_entry(error: MessagingError, index: int) -> Refusal:
-    """Raises the refusal of the whole body where that is no JSON: it shows only here when it stands
-    in a `json` field.
+    """Raise the refusal of the whole body if it is not JSON: that is found only here, if the error
+    is in a `json` field.
     """
     if is_malformed(error):
         raise error
@@ -668,7 +668,7 @@ def _from_headers(headers: Mapping[str, str]) -> MessageInput:
 
 
 def _header_of(pointer: str) -> str:
-    """Where a field of a raw message was given."""
+    """The header of a field of a raw message."""
     field, _, rest = pointer.removeprefix("/").partition("/")
     if field in ("headers", "body"):
         return pointer

@@ -10,7 +10,9 @@ _MOST_VALUES = 2_000  # that are found in one turn of the loop: some millisecond
 
 
 class Splitter(Protocol):
-    """Takes a body piece by piece. None stands for an entry that is longer than the limit."""
+    """Splits a body, which arrives in pieces, into entries. None is an entry that is longer than
+    the limit.
+    """
 
     @property
     def held_bytes(self) -> int:
@@ -18,9 +20,8 @@ class Splitter(Protocol):
 
     @property
     def has_more(self) -> bool:
-        """Are there entries that `feed` has not returned, as they were many?
-
-        It does when it is given nothing.
+        """Whether there are entries that `feed` has not returned, since there were many. It returns
+        them when it is called with no bytes.
         """
 
     def feed(self, chunk: bytes) -> list[bytes | None]:

@@ -309,7 +309,9 @@ class _Stream:
         return _Plain([entry.id for entry in entries], message_ids, rows, durability)
 
     async def _append_plain(self, plain: _Plain, lines: Sequence[bytes | None], size: int) -> bytes:
-        """As `_append_together`; what the engine refuses goes that way."""
+        """Append plain messages, as `_append_together` does, which also handles what the engine
+        refuses.
+        """
         services = self._services
         entry_ids, message_ids, rows, durability = plain
         try:

@@ -21,7 +21,7 @@ class _Problem(msgspec.Struct):
 
 
 class HttpNameServer:
-    """Another node, by its URL. Event loop only."""
+    """A name server on another node, by its URL. Event loop only."""
 
     def __init__(self, url: str, options: NameOptions, *, api_key: str) -> None:
         self.url = url.rstrip("/")
@@ -56,7 +56,7 @@ class HttpNameServer:
 
 
 def servers_of(options: NameOptions, own_keys: Sequence[SecretStr]) -> list[NameServer]:
-    """Those of the settings."""
+    """The name servers of the settings."""
     key = key_of(options, own_keys)
     return [HttpNameServer(url, options, api_key=key) for url in options.servers]
 

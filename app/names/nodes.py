@@ -31,7 +31,7 @@ class NodeIdentity(NamedTuple):
 
 
 class OwnNode(Protocol):
-    """This node, as it is at the moment. Event loop only."""
+    """This node in its present state. Event loop only."""
 
     @property
     def name(self) -> str: ...

@@ -68,7 +68,7 @@ class NameTable:
         self._forget_groups()
 
     def unregister(self, node: str) -> None:
-        """Of an unknown node: nothing."""
+        """Remove a node; nothing happens if it is unknown."""
         self._nodes.pop(node, None)
 
     def nodes(self) -> list[KnownNode]:
@@ -129,7 +129,7 @@ class NameTable:
         return self.silent_ms(known) >= self._options.away_ms
 
     def _last_primary(self, group: str) -> KnownNode | None:
-        """The one of the latest epoch; of two of the same, the one that was heard of last."""
+        """The primary of the latest epoch; of two of the same epoch, the one heard of last."""
         claims = [
             one
             for one in self._nodes.values()
@@ -189,7 +189,7 @@ class NameTable:
 
 
 def _are_others(one: NodeRegistration, other: NodeRegistration) -> bool:
-    """Are they nodes of different services? Not where that is not known of one of them."""
+    """Whether they are nodes of different services; False if that is unknown of one of them."""
     if one.group != other.group:
         return True
     return bool(one.service_id and other.service_id) and one.service_id != other.service_id

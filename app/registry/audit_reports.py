@@ -1,7 +1,4 @@
-"""Reports of audits as they were asked for, and what came of them: rows in SQL.
-
-What they say lies in files.
-"""
+"""Audit reports as requested, and their results: rows in SQL. Their contents are files."""
 
 from typing import Any
 

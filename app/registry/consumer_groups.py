@@ -87,7 +87,7 @@ class ConsumerGroups:
         return None if group is None else group.rules
 
     def webhook_of(self, name: str) -> Webhook[PushSettings] | None:
-        """Where the messages of the group are pushed to; None where they are not, or no more."""
+        """The endpoint of the group's messages; None if they are not pushed, or not any more."""
         group = self._groups.get(name)
         webhook = None if group is None else group.webhook
         return webhook if webhook is not None and webhook.disabled_at_ms is None else None
@@ -97,7 +97,7 @@ class ConsumerGroups:
         return (name for name in self._groups if self.webhook_of(name) is not None)
 
     def check_not_pushed(self, name: str) -> None:
-        """Raises GroupActive where the group has a webhook, one that is gone too."""
+        """Raise GroupActive if the group has a webhook, even one that is gone."""
         group = self._groups.get(name)
         if group is not None and group.webhook is not None:
             raise GroupActive(f"messages of group {name} are pushed to its webhook")
@@ -178,7 +178,7 @@ class ConsumerGroups:
                 await self._change(group, rules, group.webhook)
 
     async def create(self, name: str) -> ConsumerGroup:
-        """As it is, where it exists. Raises as `put`."""
+        """Create the group; one that exists does not change. Raises as `put`."""
         self.check_name(name)
         async with self._changing:
             if name not in self._groups:

@@ -126,9 +126,8 @@ class Database:
         self.identity = await self._call(self._open)
 
     async def check(self) -> str | None:
-        """Compare the database with the one that was opened; why it is not the same, or None.
-
-        Raises RegistryUnavailable where a server cannot be reached.
+        """Compare the database with the one that was opened; the difference, or None. Raises
+        RegistryUnavailable if a server cannot be reached.
         """
         await self._call(self._check)
         return self.lost

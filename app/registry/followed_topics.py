@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 
 class FollowedTopics(KnownTopics):
-    """Those that were read last; none before there is a registry. Event loop only."""
+    """The topics that were read last; none before there is a registry. Event loop only."""
 
     def __init__(self, url: str, clock: Clock) -> None:
         """`url`: of the registry."""
@@ -66,11 +66,11 @@ class FollowedTopics(KnownTopics):
 
     @property
     def _file(self) -> str | None:
-        """None where the registry is a database of several machines."""
+        """The file of the registry; None if it is a database of several machines."""
         return self._url.database if self._url.get_backend_name() == "sqlite" else None
 
     def _version(self) -> object:
-        """Another one when they may have changed. Raises OSError."""
+        """A value that changes whenever topics may have changed. Raises OSError."""
         if self._file is None:
             return self._clock.monotonic_ms() // _SERVER_MS
         found = os.stat(self._file)

@@ -69,7 +69,7 @@ class ProducerGroups:
         return self._groups.get(name)
 
     def webhook_of(self, name: str) -> Webhook[WebhookSettings] | None:
-        """None where the group is not asked by webhook, or not any more."""
+        """The endpoint of the group's checks; None if they are not sent, or not any more."""
         group = self._groups.get(name)
         webhook = None if group is None else group.webhook
         return webhook if webhook is not None and webhook.disabled_at_ms is None else None

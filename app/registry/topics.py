@@ -120,12 +120,12 @@ class Topic:
         return queue
 
     def queues_ahead(self, count: int) -> list[QueueId]:
-        """The queues in turn, so many, before they are used."""
+        """The next so many queues in rotation, without using them."""
         begin, number = self._next_queue, len(self._queues)
         return (self._queues * (-(-count // number) + 1))[begin : begin + count]
 
     def use_queues(self, count: int) -> None:
-        """So many of `queues_ahead` have had their turn."""
+        """Use so many queues of `queues_ahead`: the rotation continues after them."""
         self._next_queue = (self._next_queue + count) % len(self._queues)
 
 
@@ -223,9 +223,7 @@ class Topics(KnownTopics):
             await self._save(known, changed, known.payload_schema)
 
     def retention_ms_of(self, name: str) -> int:
-        """Of the topic, or what it would be if the topic was made now and nothing was said
-        of it.
-        """
+        """Retention of the topic, or the default if the topic does not exist."""
         known = self._topics.get(name)
         return self._retention_ms if known is None else known.settings.retention_ms
 
@@ -242,9 +240,8 @@ class Topics(KnownTopics):
         return 0 if topic is None else topic.settings.queues
 
     def to_use(self, name: str) -> Topic:
-        """As `get`.
-
-        Where topics are made as they are used it may be one that does not exist before `ensure`.
+        """The topic, as from `get`. If topics are created on first use it may not exist before
+        `ensure`.
         """
         topic = self._topics.get(name)
         if topic is None and self._creates_on_use:
@@ -267,7 +264,7 @@ class Topics(KnownTopics):
                     await self._add(topic)
 
     async def get_or_create(self, name: str) -> Topic:
-        """As `get`, where topics are not made as they are used."""
+        """The topic, as from `get`, unless topics are created on first use."""
         await self.ensure(self.to_use(name))
         return self.get(name)
 
@@ -350,7 +347,9 @@ class Topics(KnownTopics):
         return self._uses.using(names)
 
     def begin_use(self, name: str) -> bool:
-        """As `using`, for a topic that exists, until `end_use`. False where it is being deleted."""
+        """Begin a use of a topic that exists, as `using` does, until `end_use`. False if it is
+        being deleted.
+        """
         return self._uses.begin((name,))
 
     def end_use(self, name: str) -> None:
@@ -401,16 +400,15 @@ class Topics(KnownTopics):
         )
 
     async def _compiled_schema(self, settings: TopicSettings) -> PayloadSchema | None:
-        """As `_schema`, beside the event loop where the schema is large. Raises Refusal."""
+        """The result of `_schema`, computed beside the event loop if the schema is large. Raises
+        Refusal.
+        """
         if settings.schema is None or len(settings.schema.json) <= _COMPILED_AT_ONCE_BYTES:
             return self._schema(settings)
         return await asyncio.to_thread(self._schema, settings)
 
     def _schema(self, settings: TopicSettings) -> PayloadSchema | None:
-        """The schema that is enforced; one that is not enforced must be right too.
-
-        Raises Refusal.
-        """
+        """The enforced schema; a schema that is not enforced must be valid, too. Raises Refusal."""
         if settings.schema is None:
             return None
         compiled = PayloadSchema(

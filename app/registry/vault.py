@@ -23,7 +23,7 @@ class Vault:
         )
 
     def seal(self, secret: SecretStr | None) -> str | None:
-        """As it is stored."""
+        """The secret as stored."""
         if secret is None:
             return None
         text = secret.get_secret_value()
@@ -32,7 +32,9 @@ class Vault:
         )
 
     def open(self, stored: str | None) -> SecretStr | None:
-        """Raises CannotOpen. One that was stored before there was a key is taken as it is."""
+        """Decrypt a stored secret. One that was stored before there was a key is returned as it is.
+        Raises CannotOpen.
+        """
         if stored is None or not stored.startswith(_SEALED):
             return None if stored is None else SecretStr(stored)
         if self._fernet is None:

@@ -38,7 +38,7 @@ class Webhook(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
     disabled_at_ms: int | None = None  # the endpoint said that it is gone
 
     def secrets(self, now_ms: int) -> list[str]:
-        """Those that sign, the newest first."""
+        """The secrets that sign, newest first."""
         found = [self.signing_secret]
         if self.previous_secret is not None and now_ms < (self.previous_secret_until_ms or 0):
             found.append(self.previous_secret)

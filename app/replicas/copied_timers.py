@@ -16,7 +16,7 @@ _WAITING = "copied-timers-"  # and the name of the file
 
 
 class CopiedTimers:
-    """Of one connection. One thread at a time, blocking."""
+    """Timer files copied over one connection. One thread at a time, blocking."""
 
     def __init__(self, store: Path) -> None:
         self._folder = store / "timers"

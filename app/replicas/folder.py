@@ -41,7 +41,7 @@ class NoteDamaged(Exception):
 
 
 def read_note(data_dir: Path) -> ReplicaNote | None:
-    """None where the directory is no replica's. Raises NoteDamaged, OSError."""
+    """The note of a replica; None if the directory is not one's. Raises NoteDamaged, OSError."""
     path = data_dir / _NOTE
     raw = durable.read_whole(OsVfs(), path)
     try:

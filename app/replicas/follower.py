@@ -125,7 +125,7 @@ class Follower:
 
     @property
     def primary(self) -> str:
-        """Its host:port; empty where none has been known yet."""
+        """Its host:port; empty if none has been known yet."""
         return self._choice.address
 
     async def run(self) -> None:
@@ -169,7 +169,7 @@ class Follower:
         await self._has_begun.wait()
 
     async def place(self) -> LogPlace | None:
-        """Of its log; None while that is not open."""
+        """The end of its log; None while that is not open."""
         async with self._promise.lock:
             return await self._place()
 
@@ -368,7 +368,7 @@ class Follower:
 
     @property
     def _least_epoch(self) -> int:
-        """It follows no primary of an earlier one."""
+        """The epoch of the last primary: none of an earlier epoch is followed."""
         return max(self.epoch, self.promised.epoch)
 
     async def _shake_hands(

@@ -123,7 +123,7 @@ class Registry(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """Of a snapshot of `size` bytes, from `offset` on."""
+    """A piece of a snapshot of `size` bytes, from `offset` on."""
 
     name: str
     size: int
@@ -148,7 +148,7 @@ class Ack(NamedTuple):
 
 
 class Reader(Protocol):
-    """Of an asyncio stream."""
+    """Reads frames from an asyncio stream."""
 
     async def readexactly(self, n: int) -> bytes: ...
 

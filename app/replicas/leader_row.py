@@ -33,7 +33,7 @@ class LeaderRow:
         return await self._database.run(_read)
 
     async def change(self, change: Callable[[Leader], Leader | None]) -> Leader | None:
-        """As `LeaderEntry.change`."""
+        """Change the entry, as `LeaderEntry.change` does."""
         return await self._database.run(lambda connection: _change(connection, change))
 
 

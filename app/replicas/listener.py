@@ -1,4 +1,4 @@
-"""Where replicas connect to: one sender for each."""
+"""Listener to which replicas connect: one sender for each."""
 
 import asyncio
 import errno
@@ -136,11 +136,11 @@ class ReplicaListener:
 
     @property
     def lacks_copies(self) -> bool:
-        """Are new messages refused because too few replicas are connected?"""
+        """Whether new messages are refused because too few replicas are connected."""
         return self._store.lacks_copies
 
     def connected(self) -> list[ConnectedReplica]:
-        """Those that are connected, by their names."""
+        """The connected replicas, by name."""
         now_ms = self._clock.monotonic_ms()
         let_in = sorted(
             (sender for sender in self._senders.values() if sender.node),

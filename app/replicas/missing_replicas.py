@@ -120,7 +120,7 @@ class MissingReplicas:
         return now_ms - self._well_ms >= self._after_ms
 
     def _keep_up(self, now_ms: int) -> bool:
-        """Do enough replicas have what the own disk had a moment ago?"""
+        """Whether enough replicas have the log that the own disk had a short time ago."""
         if now_ms - self._mark_ms > _KEEPS_UP_MS:
             self._mark, self._mark_ms = self._store.on_disk_end(), now_ms
         return self._store.copied_end() >= self._mark
@@ -168,7 +168,7 @@ class MissingReplicas:
             log.critical("alone_no_more", leader=leader.node, epoch=leader.epoch)
 
     def _note_refused(self, reason: str) -> None:
-        """It is tried again in a while; the log says so once."""
+        """Note a refused change, which is tried again after a while; logged once."""
         self._put_off(_PAUSE_MS)
         if reason != self._last_reason:
             self._last_reason = reason

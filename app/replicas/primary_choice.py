@@ -14,7 +14,7 @@ class KnownPrimary(NamedTuple):
 
 
 class NoPrimary(Exception):
-    """There is nothing to follow at the moment."""
+    """No primary to follow is known at present."""
 
 
 class PrimaryChoice:
@@ -33,7 +33,7 @@ class PrimaryChoice:
 
     @property
     def is_by_name(self) -> bool:
-        """Is the address one that name servers gave?"""
+        """Whether the address is from name servers."""
         return not self._options.primary
 
     def choose(self, least_epoch: int) -> str:
@@ -62,11 +62,11 @@ class PrimaryChoice:
         return self.address
 
     def note_followed(self) -> None:
-        """The one that was chosen has shown that it knows the secret."""
+        """Note that the chosen primary has proved that it knows the secret."""
         self._epoch = self._chosen_epoch
 
     def has_moved(self, least_epoch: int) -> bool:
-        """Is there a primary of a later epoch now, at another address? `least_epoch`: as of
+        """Whether a primary of a later epoch is known, at another address. `least_epoch`: as for
         `choose`.
         """
         if not self.is_by_name:

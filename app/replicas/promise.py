@@ -51,10 +51,10 @@ class Promising(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Is it a replica that has its service at the other end at the moment?"""
+        """Whether it is a replica that is connected to its service at present."""
 
     async def place(self) -> LogPlace | None:
-        """Of its log; None while that is not open."""
+        """The end of its log; None while that is not open."""
 
     async def promise(self, promise: Promise) -> LogPlace:
         """Take and acknowledge nothing more from any earlier primary; how far the log is.

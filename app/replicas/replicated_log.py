@@ -53,8 +53,8 @@ class ReplicatedLog(Protocol):
         """Leave out a node that is not connected any more."""
 
     def copied_end(self) -> int:
-        """As many disks as must have the log have everything before it, also while the own one is
-        enough; 0 where too few are connected.
+        """Log offset up to which as many disks as required have the log, even while the own one is
+        enough; 0 if too few are connected.
         """
 
     def go_alone(self) -> None:
@@ -75,4 +75,4 @@ class ReplicatedLog(Protocol):
 
     @property
     def lacks_copies(self) -> bool:
-        """Are new messages refused because too few nodes are connected?"""
+        """Whether new messages are refused because too few nodes are connected."""

@@ -46,7 +46,7 @@ class _Peer:
 
 
 class RocketmqSlaves:
-    """Those of the settings. Event loop only."""
+    """The RocketMQ slaves of the settings. Event loop only."""
 
     def __init__(self, store: ReplicatedLog, clock: Clock, options: ReplicaOptions) -> None:
         self._store = store
@@ -69,7 +69,7 @@ class RocketmqSlaves:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def connected(self) -> list[ConnectedSlave]:
-        """Those that are connected, by their addresses."""
+        """The connected slaves, by address."""
         now_ms = self._clock.monotonic_ms()
         return [
             ConnectedSlave(

@@ -180,7 +180,7 @@ class OutgoingSnapshots:
 
 
 class IncomingSnapshots:
-    """Of one connection. One thread at a time, blocking."""
+    """Snapshots received over one connection. One thread at a time, blocking."""
 
     def __init__(self, data_dir: Path) -> None:
         store = data_dir / "store"
@@ -236,7 +236,7 @@ class IncomingSnapshots:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """The log goes on without it, and the next one may have space."""
+        """Abandon a snapshot; the log continues without it, and the next one may have space."""
         log.warning("snapshot_not_kept", name=self._name, reason=str(error))
         self._name = ""
         with suppress(OSError):

@@ -114,7 +114,7 @@ class AuditReports:
         await self._changes.drain()
 
     def __iter__(self) -> Iterator[AuditReport]:
-        """Those that are not dropped, in the order in which they were asked for."""
+        """The reports that were not deleted, in the order of their requests."""
         return iter([report for report in self._reports.values() if report.dropped_at_ms is None])
 
     def get(self, report_id: str) -> AuditReport:
@@ -239,7 +239,9 @@ class AuditReports:
             )
 
     def _command(self, report: AuditReport) -> list[str]:
-        """Run where the data lies, so that no path of this machine stands in a report."""
+        """The command, run in the folder of the data, so that no path of this machine is in a
+        report.
+        """
         folder = f"{FOLDER}/{report.report_id}"
         command = [*self._program, "audit", "run", "--log", "store", "--json", f"{folder}/{REPORT}"]
         command += ["--checks", report.checks or "none", "--report-id", report.report_id]

@@ -22,7 +22,7 @@ class OtherLog(Exception):
 
 
 class BrokerSettings(NamedTuple):
-    """Of a broker, by its own names for them in the settings."""
+    """Settings of a broker, by its own names."""
 
     cluster: str
     name: str

@@ -43,7 +43,7 @@ class CopyFailed(Exception):
 
 
 def read_note(folder: Path) -> Followed | None:
-    """None where nothing was copied there yet. Raises BadNote, OSError."""
+    """The note in the folder; None if nothing was copied there yet. Raises BadNote, OSError."""
     raw = durable.read_whole(OsVfs(), folder / NOTE, most_bytes=_MOST_NOTE_BYTES)
     if raw is None:
         return None

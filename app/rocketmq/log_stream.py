@@ -21,7 +21,7 @@ _HEADER = struct.Struct(">qi")
 
 
 class BadBlock(Exception):
-    """No block of a log, or one that does not join the one before."""
+    """The bytes are not a block of a log, or do not join the previous block."""
 
 
 class Block(NamedTuple):
@@ -40,7 +40,7 @@ class LogStream(Connection):
         self._heard_s = asyncio.get_running_loop().time()
 
     def report(self, end: int) -> None:
-        """Say that the log is here up to this log offset; the first time, where it goes on."""
+        """Report that the log is here up to this offset; the first time, where it continues."""
         self._writer.write(_REPORT.pack(end))
 
     async def block(self, *, wait_s: float) -> Block | None:

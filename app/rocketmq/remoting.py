@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 class Answer(NamedTuple):
-    """Of a request that the broker did."""
+    """The answer to a request that the broker has executed."""
 
     fields: dict[str, str]
     body: bytes

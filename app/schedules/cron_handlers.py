@@ -179,7 +179,7 @@ async def cancel(services: Services, call: Call, item: CronItem) -> Reply:
 
 
 def view(item: CronItem) -> Schedule:
-    """As a list shows it."""
+    """The schedule, as shown in a list."""
     schedule = item.schedule
     return Schedule(
         schedule_id=schedule.schedule_id,

@@ -242,7 +242,7 @@ def _states(given: str) -> frozenset[str]:
 
 
 def _position(after: str) -> ListPosition | None:
-    """Behind which message a list goes on; None where it is not among the messages yet."""
+    """The message after which a list continues; None if it has not reached the messages yet."""
     found = _POSITION.fullmatch(after)
     return None if found is None else ListPosition(int(found[1]), int(found[2]))
 

@@ -1,6 +1,4 @@
-"""From what a cron schedule was given to the message of one occurrence: checked when it is given,
-built when it fires.
-"""
+"""Messages of occurrences of a cron schedule: checked when it is created, built when it fires."""
 
 from collections.abc import Awaitable, Callable
 

@@ -70,7 +70,7 @@ def finding(code: str, what: str, names: Iterable[str], *, count: int | None = N
 
 
 def found_only(findings: Iterable[Finding]) -> list[Finding]:
-    """Those of which there is anything."""
+    """The findings whose count is not 0."""
     return [one for one in findings if one.count]
 
 

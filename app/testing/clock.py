@@ -33,7 +33,7 @@ class VirtualClock:
             _wake(heapq.heappop(self._sleepers)[2])
 
     async def sleep(self, ms: int) -> None:
-        """Until so much of this clock's time has passed, by itself or because it was moved."""
+        """Wait until this clock has advanced by so much, by itself or because it was moved."""
         until_ms = self.monotonic_ms() + ms
         waking: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (until_ms, next(self._numbers), waking))

@@ -137,5 +137,5 @@ class SlowAnswers:
 
 
 def kill_this_process() -> None:
-    """As kill -9 does: nothing is tidied up."""
+    """Kill this process without any clean-up, as kill -9 does."""
     os.kill(os.getpid(), signal.SIGKILL)

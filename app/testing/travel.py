@@ -1,5 +1,5 @@
-"""Moves the clock from one thing that falls due to the next, and does each before it goes on: what
-a day does, at once.
+"""Moves the clock from one due time to the next, and runs what is due before it continues, so that
+a day passes at once.
 """
 
 import asyncio

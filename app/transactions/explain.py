@@ -1,4 +1,4 @@
-"""A transaction in words: how it stands, why, and what comes next. Pure."""
+"""A transaction in words: its state, the reason, and the next step. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -126,7 +126,7 @@ def _answers(known: Known) -> str:
 
 
 def _failures(known: Known) -> str:
-    """Of the check that is open, or was when it was held."""
+    """The failed tries of the open check, or of the last one of a held transaction."""
     failure = known.transaction.last_failure
     answered = [
         at for at, event in enumerate(known.events) if event.event in ("check_answered", "resumed")

@@ -135,7 +135,7 @@ def _end_uses(taken: Sequence[_TakenBegin]) -> None:
 
 
 def _begun_views(asked: Sequence[PlainBegin], found: Begun) -> list[str]:
-    """As `Transaction`, written as JSON."""
+    """The transactions as `Transaction`, written as JSON."""
     first_check = codec.rfc3339(found.first_check_at_ms)
     end = (
         f'"prepared_at":"{codec.rfc3339(found.prepared_at_ms)}","first_check_at":"{first_check}",'
@@ -210,7 +210,7 @@ def _give_back(taken: Sequence[_TakenDecision]) -> None:
 
 
 def _decision_views(found: Decided, state: TxnState) -> list[str]:
-    """As `Decision`, written as JSON."""
+    """The decisions as `Decision`, written as JSON."""
     middle = (
         f'"state":"{state}","resolved_by":"{Resolver.PRODUCER}",'
         f'"resolved_at":"{codec.rfc3339(found.resolved_at_ms)}",'

@@ -47,7 +47,7 @@ _NAT64 = IPv6Network(
 
 
 def parse_address(text: str) -> Address | None:
-    """None where the text is no address, written as addresses are."""
+    """The address; None if the text is not one, written as addresses are."""
     try:
         return ip_address(text)
     except ValueError:
@@ -65,7 +65,7 @@ def is_public(address: Address) -> bool:
 
 
 def _carried(address: IPv6Address) -> IPv4Address | None:
-    """The IPv4 address that it stands for."""
+    """The IPv4 address that an IPv6 address contains."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else None

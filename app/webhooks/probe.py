@@ -97,7 +97,7 @@ class CheckProbe:
     async def _ask(
         self, group: str, question: _Question, before: TxnEvent | None
     ) -> tuple[Case, TxnEvent | None]:
-        """(what came of it, the decision that it was answered with)."""
+        """Send a question: (result, decision in the answer)."""
         status: int | None = None
         latency_ms: int | None = None
 

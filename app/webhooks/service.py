@@ -72,10 +72,9 @@ class Webhooks:
     async def send_test(
         self, group: str, asked: CheckQuestion, *, secret: str | None, signed_before_ms: int
     ) -> Answer | Failed:
-        """Send a question that no transaction needs; what came back, as it came.
+        """Send a question that no transaction needs; the response as received.
 
-        `secret`: signed with it instead of the group's. `signed_before_ms`: how long ago, as it
-        says.
+        `secret`: signs in place of the group's. `signed_before_ms`: age that the signature states.
         """
         webhook = self._groups.webhook_of(group)
         if webhook is None:

@@ -84,10 +84,10 @@ class SignedPost:
         secrets: Sequence[str] | None = None,
         signed_before_ms: int = 0,
     ) -> Answer | NoAnswer:
-        """Send one request; what came back, as it came.
+        """Send one request; the response as received.
 
-        `what`: is sent, for people. `secrets`: None for those of the webhook. `signed_before_ms`:
-        how long ago it was signed, as it says.
+        `what`: the thing sent, for messages to people. `secrets`: None for those of the webhook.
+        `signed_before_ms`: age that the signature states.
         """
         timeout_ms = webhook.settings.timeout_ms
         secrets = webhook.secrets(self._clock.wall_ms()) if secrets is None else secrets
