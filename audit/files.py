@@ -31,7 +31,7 @@ class Files(Protocol):
         """Size of each file in the folder and in those below it, by its path from there on."""
 
     def read(self, path: str) -> bytes | None:
-        """None where there is no such file."""
+        """The content of a file; None if it does not exist."""
 
     def open(self, path: str) -> OpenFile: ...
 

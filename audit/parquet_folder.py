@@ -47,7 +47,9 @@ class NotShared(Exception):
 
 
 def write(frame: DataFrame, uri: str) -> None:
-    """Its rows, in place of what is in the folder. Raises NotShared, by way of Spark."""
+    """Write the rows of the frame, in place of the content of the folder. Raises NotShared, by way
+    of Spark.
+    """
     filesystem, path = filesystem_of(uri)
     if filesystem.get_file_info(path).type is fs.FileType.Directory:
         filesystem.delete_dir(path)

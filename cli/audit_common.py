@@ -188,7 +188,7 @@ def write_page(where: str, report: dict[str, Any]) -> None:
 
 
 def read_file(where: str) -> bytes:
-    """Of a path or a URI. Raises OSError, ValueError."""
+    """Content of a path or a URI. Raises OSError, ValueError."""
     if not is_uri(where):
         return Path(where).read_bytes()
     from audit.filesystems import filesystem_of

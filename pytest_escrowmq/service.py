@@ -313,7 +313,7 @@ class EscrowMQ:
         return found
 
     def transaction(self, transaction_id: str) -> dict[str, Any]:
-        """As it is now."""
+        """The transaction in its present state."""
         return self._ask("GET", f"/v1/transactions/{transaction_id}")
 
     def _new_client(self, *, timeout: float) -> httpx.Client:

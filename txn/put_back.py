@@ -121,8 +121,8 @@ class PutBack:
 async def _pieces(
     transactions: Iterator[Transaction | None],
 ) -> AsyncIterator[list[Transaction]]:
-    """As many transactions at a time as may be in progress; hundreds of thousands may expire at
-    once.
+    """Pieces of as many transactions as may be in progress at once; hundreds of thousands may
+    expire together.
     """
     piece: list[Transaction] = []
     piece_bytes = 0

@@ -114,7 +114,7 @@ def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) ->
 
 
 async def _by_key_of_op(store: MessageStore, key: str, *, most: int) -> list[Transaction]:
-    """Those of the newest ops, newest first, whose halves are still there."""
+    """Transactions of the newest ops, newest first, whose halves still exist."""
     ops = await store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=most)
     found = [await _rebuilt(store, half_message.read_op(op)) for op in ops]
     return [transaction for transaction in found if transaction is not None]

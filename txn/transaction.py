@@ -116,7 +116,7 @@ class Transaction(msgspec.Struct, gc=False, omit_defaults=True):
 
     @property
     def sequence(self) -> int:
-        """Its place in the order of begins."""
+        """Place of the transaction in the order of begins."""
         return self.sequence_with(None)
 
     def sequence_with(self, messages: Messages | None) -> int:

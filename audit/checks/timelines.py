@@ -9,7 +9,7 @@ _KINDS = (columns.HALF, columns.OP, columns.FINAL, columns.CHECK)
 
 
 def timelines(records: str) -> str:
-    """Of each transaction of which a half is in the log.
+    """One row for each transaction with a half in the log.
 
     begun_ms, first_half, last_half (log offsets); decided_ms, decided_at, decided_by, decision,
     by_check; answers (before it was held), failed, last_answer_at, held_at, held_reason, resumed;

@@ -290,7 +290,7 @@ def _now_ms() -> int:
 
 
 def _only(rows: list[Any]) -> Outcome | None:
-    """Of the first row, the first column."""
+    """The first column of the first row."""
     if not rows:
         return None
     found = rows[0][0]
