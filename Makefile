@@ -80,7 +80,7 @@ migration: .venv/.run  ## a new migration of the registry: make migration name="
 	$(BIN)/alembic -x url=sqlite:///build/scratch.db revision --autogenerate -m "$(name)" \
 		--rev-id $$(printf %04d $$(($$(ls alembic/versions/*.py 2>/dev/null | wc -l) + 1)))
 
-audit: .venv/.audit  ## prove what became of every transaction of `make run`: make audit LOG=DIR for another store
+audit: .venv/.audit  ## prove the outcome of every transaction of `make run`: make audit LOG=DIR for another store
 	$(BIN)/escrowmq audit run --log $(or $(LOG),$(DATA_DIR)/store)
 
 demo: .venv/.demo $(if $(AUDIT),.venv/.audit)  ## every flight out of New York in 2013 as a transaction, with crashes (ROWS=5000, SEED=7, AUDIT=1)

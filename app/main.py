@@ -93,40 +93,43 @@ never taken (but inside `json`), times are RFC 3339 in UTC, durations are whole 
 
 TAGS = [
     {"name": "topics", "description": "Named sets of queues."},
-    {"name": "messages", "description": "Send, look at, find."},
-    {"name": "pull", "description": "Read a queue by offset or time; nothing is remembered."},
-    {"name": "transactions", "description": "Begin, commit, roll back, look at, resolve."},
+    {"name": "messages", "description": "Send, get and find messages."},
+    {"name": "pull", "description": "Read a queue by offset or time, without a group."},
+    {
+        "name": "transactions",
+        "description": "Begin, commit, roll back, get and resolve transactions.",
+    },
     {
         "name": "schedules",
-        "description": "Delayed messages and cron schedules: look at, list, change, cancel.",
+        "description": "Get, list, change and cancel delayed messages and cron schedules.",
     },
     {
         "name": "checks",
-        "description": "What became of your transaction? Producers take the question and answer "
-        "it.",
+        "description": "Questions to producers about the outcome of their transactions, and the "
+        "answers.",
     },
     {
         "name": "groups",
-        "description": "Consumer groups: what they read, how, and how far they are behind.",
+        "description": "Consumer groups: their topics, rules and lag.",
     },
     {
         "name": "consume",
-        "description": "Receive under a lease; acknowledge, refuse, extend, give up.",
+        "description": "Receive messages under a lease; acknowledge, reject or extend.",
     },
     {
         "name": "requests",
-        "description": "Ask, and fetch the reply from anywhere; reply, and be done with the "
-        "message in one step.",
+        "description": "Requests whose reply is stored: send, get the reply from any client, reply "
+        "and acknowledge in one step.",
     },
     {
         "name": "dead_letters",
-        "description": "What used up its attempts: look at it, send it once more, purge it.",
+        "description": "Messages that used up their attempts: list, redrive, purge.",
     },
     {
         "name": "tasks",
-        "description": "What the service does with many messages, and how far it has come.",
+        "description": "Work on many messages in the background, and its progress.",
     },
-    {"name": "offsets", "description": "Where consumer groups continue."},
+    {"name": "offsets", "description": "Committed offsets of consumer groups."},
     {
         "name": "members",
         "description": "Members of consumer groups: each owns queues, and may lock them to process "
@@ -134,14 +137,14 @@ TAGS = [
     },
     {
         "name": "audit",
-        "description": "What became of every transaction: reports, proofs, the files of the log.",
+        "description": "The outcome of every transaction: reports, proofs, the files of the log.",
     },
     {
         "name": "names",
-        "description": "Which nodes there are, which of them take requests, and where topics are. "
-        "A replica answers, too.",
+        "description": "Nodes, the ones that take requests, and the places of topics. A replica "
+        "answers, too.",
     },
-    {"name": "admin", "description": "How the service is: its loops, its store, its disk."},
+    {"name": "admin", "description": "State of the service: its loops, its store, its disk."},
 ]
 
 

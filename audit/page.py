@@ -117,7 +117,7 @@ def _head(report: Mapping[str, Any]) -> str:
     when = f", made at {run['started_at']} in {run['seconds']:,} s" if run else ""
     about = f"{report['begun']:,} transactions{f', {asked}' if asked else ''}{when}"
     return (
-        '<h1>What became of every transaction</h1><p class="verdict '
+        '<h1>The outcome of every transaction</h1><p class="verdict '
         f'{style}">{escape(word)}</p><p>{escape(about)}</p>'
     )
 

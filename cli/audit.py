@@ -1,4 +1,4 @@
-"""`escrowmq audit`: jobs that prove what became of every transaction, by Spark or in this process.
+"""`escrowmq audit`: jobs that prove the outcome of every transaction, by Spark or in this process.
 Spark is imported when a job of it runs.
 """
 
@@ -45,7 +45,7 @@ from cli.audit_common import (
 
 app = typer.Typer(
     name="audit",
-    help="Prove what became of every transaction, from the log alone.",
+    help="Prove the outcome of every transaction, from the log alone.",
     no_args_is_help=True,
 )
 
@@ -208,7 +208,7 @@ def run(
     checks: Annotated[
         str,
         typer.Option(
-            help="What else is asked: `all`, `none`, or names with commas between: "
+            help="Further checks of the whole log: `all`, `none`, or comma-separated names: "
             f"{', '.join(CHECKS)}."
         ),
     ] = "all",

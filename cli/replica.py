@@ -89,7 +89,7 @@ def follow(
 
 @app.command()
 def status(data_dir: DataDir, json_file: Json = None) -> None:
-    """Show how far a replica is, as it noted it five seconds ago at most.
+    """Show the progress of a replica, which it notes every five seconds.
 
     Exit status: 0 shown; 2 wrong usage; 3 the directory is no replica's.
     """

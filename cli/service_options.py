@@ -7,7 +7,7 @@ import typer
 
 
 def check_url(url: str, option: str, *, is_one: bool = False) -> None:
-    """Wrong usage, where this is no URL of a service, or of several with commas between them.
+    """Raise the error for wrong usage if this is not a URL of a service, or a comma-separated list.
 
     `is_one`: the command takes no list.
     """

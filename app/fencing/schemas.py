@@ -78,6 +78,6 @@ class NodePromise(msgspec.Struct, kw_only=True):
         | UnsetType
     ) = UNSET
     granted: (
-        Annotated[bool, Meta(description="Was the promise made that was asked for?")] | UnsetType
+        Annotated[bool, Meta(description="Whether the requested promise was made.")] | UnsetType
     ) = UNSET
     reason: Annotated[str, Meta(description="Why it was not.")] | UnsetType = UNSET

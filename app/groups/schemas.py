@@ -427,8 +427,8 @@ class OffsetsInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             Meta(
                 ge=0,
                 le=MAX_GENERATION,
-                description="Of the assignment that the member knows. A queue that it lost since "
-                "takes no offset of it, also where it has got it back.",
+                description="Generation of the assignment that the member knows. Offsets of queues "
+                "that it lost since are not committed, even if it owns them again.",
             ),
         ]
         | UnsetType

@@ -95,7 +95,7 @@ class JoinInput(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class OwnedQueue(msgspec.Struct, kw_only=True):
-    """A queue of a topic that a member owns, and where it goes on there."""
+    """A queue of a topic that a member owns, and the offset at which it continues."""
 
     topic: str
     queue_id: Int32

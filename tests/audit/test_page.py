@@ -159,7 +159,7 @@ def test_what_matters_stands_first(changed, sentence):
     text = parsed(page.render(report(**changed))).text
 
     assert (
-        text.index("What became of every transaction")
+        text.index("The outcome of every transaction")
         < text.index(sentence)
         < text.index("Verdicts")
     )

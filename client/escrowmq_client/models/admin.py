@@ -460,7 +460,7 @@ class NodePromise(Output, frozen=True, kw_only=True):
     connected: bool | None = None
     """Of a replica: does it have a connection to its service?"""
     granted: bool | None = None
-    """Was the promise made that was asked for?"""
+    """Whether the requested promise was made."""
     reason: str | None = None
     """Why it was not."""
 

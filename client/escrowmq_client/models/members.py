@@ -20,7 +20,7 @@ class QueueOfTopic(Output, frozen=True, kw_only=True):
 
 
 class OwnedQueue(Output, frozen=True, kw_only=True):
-    """A queue of a topic that a member owns, and where it goes on there."""
+    """A queue of a topic that a member owns, and the offset at which it continues."""
 
     topic: str
     queue_id: int
