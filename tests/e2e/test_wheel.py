@@ -211,7 +211,7 @@ def test_each_needs_what_it_is_for_and_nothing_else(wheels):
         for name, wheel in wheels.items()
     }
 
-    assert needed["escrowmq_client"] == {"httpx", "msgspec"}
+    assert needed["escrowmq_client"] == {"httpx", "msgspec", "sniffio"}
     assert needed["pytest_escrowmq"] == {"httpx", "pytest"}
     assert not needed["escrowmq"] & {"pytest", "escrowmq-client", "pyspark"}
     entry_points = information(wheels["pytest_escrowmq"], "entry_points.txt")
