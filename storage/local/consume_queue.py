@@ -384,7 +384,7 @@ class QueueFiles:
         middle = low  # nearly always it is the first
         while low < high:
             entry = self.stored_entry(queue, middle)
-            if entry is None:
+            if entry is None or entry.record_bytes <= 0:  # zeros, since a page was unreadable
                 return None
             if entry.physical_offset >= log_offset:
                 high = middle

@@ -14,12 +14,13 @@ from structlog.testing import capture_logs
 from storage.files.faulty import FaultyVfs, Plan
 from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
 from storage.files.unreadable import Unreadable
-from storage.formats import index_file
+from storage.formats import index_file, queue_entry
 from storage.formats.names import file_name
 from storage.formats.queue_entry import ENTRY_BYTES, tag_hash
+from storage.local.consume_queue import ConsumeQueue, QueueFiles, Unflushed
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.message import QueueId
+from storage.message import OffsetRange, QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -178,6 +179,26 @@ def test_entries_are_written_on_though_the_disk_does_not_give_back_the_page_befo
         assert store.status().rebuilt_entries == 0
 
     life(filled(send_on), read_again, 2)
+
+
+def test_a_queue_begins_at_its_first_message_though_entries_behind_it_wait_to_be_made_again():
+    disk, scratch = SimulatedDisk(), ROOT / "making"
+    for folder in (ROOT / "consumequeue", scratch):
+        disk.make_directory(folder)
+    files = QueueFiles(
+        disk, ROOT / "consumequeue", entries_per_file=2_000, max_open=1, scratch=scratch
+    )
+    entries = b"".join(queue_entry.encode(100 * n, 100, 0) for n in range(COUNT))
+    files.write(Unflushed(ConsumeQueue(QUEUE, first=0, end=0), 0, entries))
+    files.sync()
+    disk.fail_reads(QUEUE_FILE, 2 * BLOCK_BYTES, 2 * BLOCK_BYTES + 1)
+    files.replace_unreadable(QUEUE, 2 * IN_PAGE + 2)
+
+    found = {n: files.first_stored_at(QUEUE, OffsetRange(0, COUNT), 100 * n) for n in range(COUNT)}
+
+    assert [n for n, first in found.items() if first not in (n, None)] == []
+    assert found[0] == 0
+    assert found[COUNT - 1] == COUNT - 1
 
 
 def test_entries_that_the_disk_gives_back_a_moment_later_are_not_made_again():
