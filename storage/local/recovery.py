@@ -172,7 +172,7 @@ def recover(
     derived = _Derived(queues, queue_files, key_index, snapshot, begin)
     walk = _walk(segments, begin, derived.feed, progress, epoch=0)
     if snapshot is None:
-        _restore_emptied(queue_files, queues, segments.first_offset, is_ours=slot is not None)
+        _restore_emptied(queue_files, queues, segments.first_offset)
     watch.note("walk")
 
     was_clean = was_closed and walk.end == synced_offset
@@ -466,22 +466,23 @@ def _load_queues(
     return snapshot
 
 
-def _restore_emptied(
-    files: QueueFiles, queues: ConsumeQueues, log_begin: int, *, is_ours: bool
-) -> None:
+def _restore_emptied(files: QueueFiles, queues: ConsumeQueues, log_begin: int) -> None:
     """Restore the ends of queues whose messages have all expired, from their files.
 
-    The log of a broker has no record of these ends, and its consumers' offsets are beyond them. The
-    log of EscrowMQ has; it also has the queues of deleted topics, whose files may still exist.
+    Retention of EscrowMQ writes these ends to the log, a broker does not, and the offsets of its
+    consumers are beyond them. The queues of deleted topics, whose files may still exist, are in the
+    log as well.
+
+    Raises Unreadable if the end of a queue is in such a file alone.
     """
     deleted = dict(queues.deleted)
-    if log_begin:
-        for queue, end in files.emptied(log_begin):
-            if isinstance(end, Unreadable):
-                if not is_ours:
-                    raise end
-            elif queue not in deleted:
-                queues.found(queue, end)
+    for queue, end in files.emptied(log_begin) if log_begin else ():
+        if queue in deleted:
+            continue
+        if not isinstance(end, Unreadable):
+            queues.found(queue, end)
+        elif not queues.bounds_of(queue).end:
+            raise end
 
 
 def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_offset: int) -> bool:

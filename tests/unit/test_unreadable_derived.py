@@ -201,6 +201,34 @@ def test_a_queue_begins_at_its_first_message_though_entries_behind_it_wait_to_be
     assert found[COUNT - 1] == COUNT - 1
 
 
+def test_a_start_that_cannot_know_where_an_emptied_queue_goes_on_is_refused():
+    emptied = QueueId("emptied", 0)
+    path = ROOT / "consumequeue" / "emptied" / "0" / file_name(0)
+
+    async def empty(world: World, store: LocalMessageStore) -> None:
+        await store.create_topic("emptied", queue_count=1)
+        await store.append([message(queue=emptied)])
+        await send(store, COUNT, 3 * COUNT)
+        await rounds()
+        # as a broker drops it: without a word in the log of where the queue goes on
+        assert await store._retention.drop_before(1 << 40)
+
+    async def look(world: World, store: LocalMessageStore) -> None:
+        assert await store.offsets(emptied) == (1, 1)
+
+    disk = life(filled(), empty, 2)
+    snapshot = ROOT / "snapshots" / "consume_queues"
+    for one in (snapshot, path):
+        disk.fail_reads(one, 0, 1)
+
+    with pytest.raises(Unreadable, match="consumequeue/emptied"):
+        life(disk, look, 3)
+
+    disk = disk.after_kill()
+    disk.heal_reads(path)
+    life(disk, look, 4)
+
+
 def test_entries_that_the_disk_gives_back_a_moment_later_are_not_made_again():
     async def read(world: World, store: LocalMessageStore) -> None:
         world.disk.fail_reads(QUEUE_FILE, 0, 1)
