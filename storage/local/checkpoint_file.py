@@ -6,6 +6,7 @@ as it is noted.
 
 from storage.files import durable
 from storage.files.unreadable import read_derived
+from storage.files.vfs import File
 from storage.formats import checkpoint
 from storage.formats.checkpoint import Fields, Slot
 from storage.local.data_directory import DataDirectory
@@ -13,12 +14,15 @@ from storage.local.data_directory import DataDirectory
 
 class CheckpointFile:
     def __init__(self, directory: DataDirectory) -> None:
+        self._directory = directory
         vfs, path = directory.vfs, directory.checkpoint
         page = read_derived(vfs, path, lambda: durable.read_whole(vfs, path)) or b""
-        if len(page) != checkpoint.PAGE_BYTES:
+        # None until the first write: a start that is refused leaves what may be given back later
+        self._file: File | None = None
+        if len(page) == checkpoint.PAGE_BYTES:
+            self._file = vfs.open(path)
+        else:
             page = bytes(checkpoint.PAGE_BYTES)
-            durable.replace(vfs, path, page, scratch=directory.making)
-        self._file = vfs.open(path)
         self._page = bytearray(page)
         self.fields = checkpoint.decode_fields(page)
         self.slot = checkpoint.newest_slot(page)
@@ -58,7 +62,7 @@ class CheckpointFile:
         """Whether the page cache has the page that was just noted; False where the file system
         cannot tell what the page cache has.
         """
-        return self._file.read_cached(0, checkpoint.PAGE_BYTES) is not None
+        return self._written.read_cached(0, checkpoint.PAGE_BYTES) is not None
 
     def record_beginning(self, first_offset: int) -> None:
         """Record that the log may begin here, and not later; durable on return.
@@ -88,10 +92,16 @@ class CheckpointFile:
 
     def force(self) -> None:
         """Durable on return."""
-        self._file.sync()
+        self._written.sync()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    @property
+    def _written(self) -> File:
+        assert self._file is not None, "a start notes the first one"
+        return self._file
 
     def _set_slot(
         self, synced_offset: int, epoch: int, first_offset: int | None, *, is_clean: bool
@@ -108,4 +118,9 @@ class CheckpointFile:
 
     def _write(self) -> None:
         """Write fields and slots at once; a slot that is the same as before is not in danger."""
-        self._file.write(0, bytes(self._page[: checkpoint.USED_BYTES]))
+        if self._file is None:
+            vfs, path = self._directory.vfs, self._directory.checkpoint
+            durable.replace(vfs, path, bytes(self._page), scratch=self._directory.making)
+            self._file = vfs.open(path)
+        else:
+            self._file.write(0, bytes(self._page[: checkpoint.USED_BYTES]))

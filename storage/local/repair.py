@@ -14,8 +14,8 @@ from pathlib import PurePath
 from storage.errors import UnknownFormat
 from storage.files import durable
 from storage.files.segments import Segment, Segments
-from storage.files.unreadable import UnreadableLog
-from storage.files.vfs import Vfs
+from storage.files.unreadable import UnreadableLog, read_derived
+from storage.files.vfs import Vfs, is_unreadable
 from storage.formats import checkpoint, lost_note, names
 from storage.formats import record as records
 from storage.formats.lost_note import LostRange
@@ -344,7 +344,8 @@ class Repair:
         return lengths
 
     def _page(self) -> bytes:
-        page = durable.read_whole(self._vfs, self._directory.checkpoint) or b""
+        vfs, path = self._vfs, self._directory.checkpoint
+        page = read_derived(vfs, path, lambda: durable.read_whole(vfs, path)) or b""
         return page if len(page) == checkpoint.PAGE_BYTES else bytes(checkpoint.PAGE_BYTES)
 
     def _slot(self) -> checkpoint.Slot | None:
@@ -463,7 +464,11 @@ class Repair:
         first_offset = segments.first_offset
         segments.close()
         if self._vfs.exists(self._directory.checkpoint):
-            self._folder.copy(self._directory.checkpoint)
+            try:
+                self._folder.copy(self._directory.checkpoint)
+            except OSError as error:
+                if not is_unreadable(error):
+                    raise
         self._vfs.make_directory(self._directory.making)
         file = CheckpointFile(self._directory)
         try:

@@ -347,6 +347,8 @@ def test_a_start_over_a_sector_that_cannot_be_read_names_it_and_changes_nothing(
     killed(disk)
     before = log_of(disk)
     disk.fail_reads(path, bad % SEGMENT_BYTES, bad % SEGMENT_BYTES + 1)
+    checkpoint_page = disk.open(ROOT / "checkpoint").read(0, checkpoint.PAGE_BYTES)
+    disk.fail_reads(ROOT / "checkpoint", 0, 1)
 
     with World(disk.after_kill(), 1) as world, pytest.raises(Unreadable) as caught:
         world.call(world.open_store(OPTIONS))
@@ -356,7 +358,9 @@ def test_a_start_over_a_sector_that_cannot_be_read_names_it_and_changes_nothing(
         f"[Errno 5] Input/output error at byte {bad % SEGMENT_BYTES}, log offset {bad}: '{path}'"
     )
     disk.heal_reads(path)
+    disk.heal_reads(ROOT / "checkpoint")
     assert log_of(disk) == before
+    assert disk.open(ROOT / "checkpoint").read(0, checkpoint.PAGE_BYTES) == checkpoint_page
     assert served(disk, written) == ids_of(written, lambda one: True), "the disk had a bad moment"
 
 
@@ -675,6 +679,17 @@ def test_a_note_fills_its_place_and_says_what_is_lost(length):
 
     assert len(raw) == length or (length is None and (64 + len(raw)) % 8 == 0)
     assert lost_note.read(records.decode(raw).body) == rows
+
+
+def test_a_repair_needs_no_checkpoint_that_the_disk_gives_back(written):
+    disk = deepcopy(written.disk)
+    DAMAGES["body"](disk, written)
+    disk.fail_reads(ROOT / "checkpoint", 0, 1)
+
+    (found,) = findings(disk)
+    repaired(disk, found.repair)
+
+    assert served(disk, written) == ids_of(written, lambda one: one != written.stored[12])
 
 
 def test_a_checkpoint_that_is_lost_too_refuses_nothing_that_can_be_told_from_a_brokers_store(
