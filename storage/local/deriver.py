@@ -24,7 +24,7 @@ from storage.local.due_index import Made, Pending
 from storage.local.flusher import Flusher
 from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
 from storage.local.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
-from storage.local.key_index import DoubtfulIndex
+from storage.local.key_index import DoubtfulIndex, IndexFile
 from storage.local.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
@@ -103,6 +103,7 @@ class Deriver:
         self._is_writing = False
         # the key index has everything below this log offset; the derive lane moves it
         self.indexed_end = files.recovered.indexed_end
+        self._doubtful_index: IndexFile | None = None  # to be made again; the derive lane's
         self._waiting: list[Callable[[bool], None]] = []
         self._thorough_ms = clock.monotonic_ms()
         self.thorough_end = tail.visible_end  # all below is in the files, and snapshots say so
@@ -284,11 +285,19 @@ class Deriver:
         lane's.
         """
         try:
+            self._rebuild_index()  # if that failed in the round before
             job()
         except DoubtfulIndex as doubt:
-            for _ in self._key_index.rebuild(doubt.file, self._log):
-                pass
+            self._doubtful_index = doubt.file
+            self._rebuild_index()
             job()
+
+    def _rebuild_index(self) -> None:
+        """Make the file again that the disk did not take. Raises OSError: it can be tried again."""
+        if self._doubtful_index is not None:
+            for _ in self._key_index.rebuild(self._doubtful_index, self._log):
+                pass
+            self._doubtful_index = None
 
     def _index_up_to(self, log_end: int) -> None:
         """The derive lane's."""
@@ -298,13 +307,14 @@ class Deriver:
         except (CorruptRecord, UnreadableLog) as damage:
             # It is found again by a read of that message; the records around it can be looked up
             # all the same.
+            for piece in log_walk.stated(self._segments, self.indexed_end, log_end):
+                self._key_index.feed(piece.data, piece.offset, piece)
+            # Not before: what the disk does not give back may be indexed by a later round.
             if isinstance(damage, UnreadableLog):
                 log_offset, reason = damage.log_offset, damage.strerror
             else:
                 log_offset, reason = damage.physical_offset, damage.reason
             log.error("not_indexed", file=str(damage.path), log_offset=log_offset, reason=reason)
-            for piece in log_walk.stated(self._segments, self.indexed_end, log_end):
-                self._key_index.feed(piece.data, piece.offset, piece)
         self.indexed_end = log_end
 
     def _walk_begin(self, log_end: int) -> int:

@@ -336,6 +336,33 @@ def test_keys_are_written_on_though_the_disk_does_not_give_back_a_part_of_the_fi
     life(filled(send_on), look_again, 2)
 
 
+def test_an_index_file_is_made_again_once_the_log_that_it_leads_to_is_given_back():
+    end = COUNT + 300
+
+    async def send_on(world: World, store: LocalMessageStore) -> None:
+        (known,) = await store.read(QUEUE, COUNT - 200, max_messages=1, max_bytes=1)
+        at, path = known.log_offset, index_files(world.disk)[-1]
+        assert at is not None
+        assert at < OPTIONS.segment_bytes
+        segment = ROOT / "commitlog" / file_name(0)
+        world.disk.fail_reads(path, 0, index_file.entry_at(OPTIONS.index_slots, 2_000))
+        world.disk.fail_reads(segment, at, at + 1)
+        await send(store, COUNT, end)
+        await pause(10)
+        world.disk.heal_reads(segment)
+        await rounds()
+        assert store.status().rebuilt_index_files == 1
+
+    async def look(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.snapshot_offset is not None
+        assert store.recovery.replayed_records == 0
+        for n in range(0, end, 13):
+            assert await found_by_key(store, n) == [n]
+        assert store.status().rebuilt_index_files == 0
+
+    life(filled(send_on), look, 2)
+
+
 def test_a_start_asks_a_failing_disk_again_before_it_reads_the_log_instead_of_a_snapshot():
     disk = filled()
     path = ROOT / "snapshots" / "consume_queues"
@@ -387,4 +414,6 @@ def test_keys_wait_for_a_place_of_the_log_that_the_disk_does_not_give_back_until
         await send(store, COUNT + 1, COUNT + 50)
         assert await found_by_key(store, COUNT + 49) == [COUNT + 49]
 
-    filled(send_on)
+    with capture_logs() as logs:
+        filled(send_on)
+    assert len([one for one in logs if one["event"] == "not_indexed"]) == (not is_healed)
