@@ -10,6 +10,7 @@ Source: RocketMQ ConfigManager.
 
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -85,13 +86,10 @@ def find(vfs: Vfs, path: PurePath, decode: Callable[[bytes], T]) -> FileContent[
     backup = path.with_name(path.name + _BACKUP)
     reason = damage = ""
     for one in (path, backup):
-        try:
-            raw = durable.read_whole(vfs, one, most_bytes=MOST_BYTES)
-        except OSError as error:
-            if not is_unreadable(error):
-                raise
-            damage = damage or str(error.strerror)
-            reason = reason or f"unreadable ({error.strerror})"
+        raw = read_derived(vfs, one, partial(durable.read_whole, vfs, one, most_bytes=MOST_BYTES))
+        if raw is None and vfs.exists(one):
+            damage = damage or "the disk does not give it back"
+            reason = reason or "unreadable"
             continue
         if raw:
             try:

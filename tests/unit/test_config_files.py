@@ -394,6 +394,23 @@ def test_the_copy_counts_where_the_file_is_broken(directory, broken):
     assert _read(directory.vfs) == ["one"]
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_the_copy_counts_only_once_the_disk_has_not_given_back_the_file_several_times(
+    directory, passes
+):
+    disk = directory.vfs
+    ConfigFiles(directory).replace("topics.json", _ONE)
+    ConfigFiles(directory).replace("topics.json", _TWO)
+    disk.fail_reads(_PATH, 0, 1)
+    disk.on_pause = lambda: disk.heal_reads(_PATH) if passes else None
+
+    found = ConfigFiles(directory).find("topics.json", topic_configs.decode)
+
+    assert found.value is not None
+    assert [*found.value.topic_config_table] == ["two" if passes else "one"]
+    assert found.backup == (None if passes else config_json.Backup("unreadable", 0))
+
+
 def test_a_broken_file_without_a_copy_is_an_error_that_names_it(directory):
     _write(directory, _PATH, b"{")
 
