@@ -23,7 +23,8 @@ from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_fiel
 from app.registry.payload_schema import until_checked
 from app.services import Host, while_there
 from storage.errors import MessageTooLarge, MessagingError
-from storage.files.vfs import is_out_of_files, is_unreadable
+from storage.files.unreadable import Unreadable
+from storage.files.vfs import is_out_of_files
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -278,7 +279,7 @@ def refusal_of(error: Exception, *, path: str, request_id: str) -> Refusal:
     if is_out_of_files(error):
         log.warning("too_many_open_files", request_id=request_id, path=path)
         return Refusal("overloaded", "as many files are open as may be")
-    if is_unreadable(error):
+    if isinstance(error, Unreadable):  # any other EIO, as of a write, is no such thing
         log.warning("data_unreadable", request_id=request_id, path=path, error=str(error))
         return Refusal("overloaded", _UNREADABLE)
     log.error("request_failed", request_id=request_id, path=path, exc_info=error)

@@ -1,10 +1,15 @@
 """Problem documents, as refusals become them."""
 
+from errno import EIO
+from pathlib import PurePath
+
 import msgspec
 from msgspec import UNSET
 
+from app.answering import refusal_of
 from app.problems import Refusal, document
 from storage.errors import Backpressure, UnknownTopic
+from storage.files.unreadable import UnreadableLog
 
 
 def test_a_problem_has_the_time_of_retry_after_in_milliseconds():
@@ -18,3 +23,12 @@ def test_a_problem_that_repeating_does_not_solve_has_no_time():
 
     assert problem.retry_after_ms is UNSET
     assert b"retry_after_ms" not in msgspec.json.encode(problem)
+
+
+def test_only_what_the_disk_does_not_give_back_is_to_be_asked_for_again():
+    failure = OSError(EIO, "Input/output error")  # of a write, or of the removal of a file
+    unreadable = UnreadableLog(failure, PurePath("commitlog/0"), 0, 4_096)
+    given = {"path": "/v1/topics", "request_id": "1"}
+
+    assert refusal_of(unreadable, **given).code == "overloaded"
+    assert refusal_of(failure, **given).code == "internal_error"
