@@ -3,11 +3,13 @@ records are damaged or gone.
 """
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
 
-from storage.files import durable
+from storage.files.unreadable import page_of, read_readable
+from storage.files.vfs import PAGE_BYTES, Vfs
 from storage.formats import names
 from storage.formats.queue_entry import ENTRY_BYTES
 from storage.local.data_directory import DataDirectory
@@ -53,9 +55,9 @@ def _queues_by_files(
             found: list[tuple[int, int]] = []  # (queue offset, log offset)
             for name in vfs.list_directory(root / topic / number) if number.isdigit() else ():
                 base = names.base_offset(name)
-                raw = durable.read_whole(vfs, root / topic / number / name) or b""
                 if base is None or not names.is_stored_name(topic):
                     continue
+                raw = _readable(vfs, root / topic / number / name)
                 entries = np.frombuffer(raw[: len(raw) // ENTRY_BYTES * ENTRY_BYTES], _ENTRY)
                 is_entry = (entries["record_bytes"] > 0) & (entries["record_bytes"] < 0x7FFFFFFF)
                 places = np.flatnonzero(is_entry)
@@ -73,3 +75,24 @@ def _queues_by_files(
                 # end.
                 at_place = next((place for last, place in found[1::2] if place < last), end)
                 yield QueueId(topic, int(number)), KnownQueue(first, end, at_place)
+
+
+def _readable(vfs: Vfs, path: PurePath) -> bytes:
+    """The content of a queue file, with zeros for the entries that the disk does not give back."""
+    file = vfs.open(path)
+    try:
+        size = file.size()
+        found = bytearray(size)
+        at = 0
+        while at < size:
+            data, failure = read_readable(file, at, size - at)
+            found[at : at + len(data)] = data
+            at += len(data)
+            if failure is None:
+                break
+            begin, at = at - at % ENTRY_BYTES, page_of(at) + PAGE_BYTES
+            at += -at % ENTRY_BYTES
+            found[begin : min(at, size)] = bytes(min(at, size) - begin)
+        return bytes(found)
+    finally:
+        file.close()

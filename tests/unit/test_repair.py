@@ -681,10 +681,11 @@ def test_a_note_fills_its_place_and_says_what_is_lost(length):
     assert lost_note.read(records.decode(raw).body) == rows
 
 
-def test_a_repair_needs_no_checkpoint_that_the_disk_gives_back(written):
+@pytest.mark.parametrize("file", ["checkpoint", "consumequeue/orders/0/00000000000000000000"])
+def test_a_repair_needs_no_derived_file_that_the_disk_gives_back(written, file):
     disk = deepcopy(written.disk)
     DAMAGES["body"](disk, written)
-    disk.fail_reads(ROOT / "checkpoint", 0, 1)
+    disk.fail_reads(ROOT / file, 0, 1)
 
     (found,) = findings(disk)
     repaired(disk, found.repair)
