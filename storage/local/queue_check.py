@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from storage.errors import CorruptRecord, OffsetExpired
-from storage.formats import inner_batch, queue_entry
+from storage.formats import inner_batch, lost_note, names, queue_entry
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
 from storage.formats.record import DamagedRecord, Record
@@ -27,6 +28,7 @@ from storage.message import QueueId
 
 _CONFIRMED_AT_ONCE = 1_024  # entries; some milliseconds
 _MOST_DAMAGED = 10_000
+_LOST_TOPIC = names.LOST_TOPIC.encode("ascii")
 
 log = structlog.get_logger()
 
@@ -176,7 +178,8 @@ class QueueCheck:
                     is_found = found
                     yield
             if not is_found:
-                self._note_damage(queue, queue_offset, reason)
+                # again: the entry may lead to what a repair left in the place of the message now
+                self._note_damage(queue, queue_offset, self._reason(queue, queue_offset) or reason)
         except (OffsetExpired, IndexError):
             return  # dropped meanwhile: the reader meets that
 
@@ -310,6 +313,9 @@ class QueueCheck:
                 piece.record_offsets.tolist(), piece.record_bytes.tolist(), strict=True
             ):
                 number, first = records.stated_queue(piece.data, offset - piece.offset)
+                if not number and not first:
+                    record = piece.data[offset - piece.offset : offset - piece.offset + length]
+                    made += self._lost_entries(queue, queue_offset, offset, record)
                 if number != queue.id.number or first + inner_batch.MOST_MESSAGES <= queue_offset:
                     continue
                 found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(
@@ -341,6 +347,27 @@ class QueueCheck:
                         return
             self._write(queue, made)
             yield is_found
+
+    def _lost_entries(
+        self, queue: ConsumeQueue, queue_offset: int, offset: int, raw: bytes
+    ) -> list[tuple[int, bytes]]:
+        """The entries from an offset on that are to be written if the record at this place of the
+        log is a note of lost messages.
+        """
+        try:
+            if records.skim(raw, 0, len(raw))[0] != _LOST_TOPIC:
+                return []
+            lost = lost_note.read(records.decode(raw).body)
+        except (DamagedRecord, ValueError, IndexError, msgspec.DecodeError):
+            return []
+        entry = queue_entry.encode(offset, len(raw), 0)
+        return [
+            (at, entry)
+            for queue_id, (first, end) in lost
+            if queue_id == queue.id
+            for at in range(max(first, queue_offset), min(end, queue.recent_from))
+            if self._stored(queue, at) != queue_entry.decode(entry)
+        ]
 
     def _reads_as(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
         try:
