@@ -548,6 +548,15 @@ class QueueFiles:
         has as zeros: their entries are made again when they are read. Durable on return.
         """
         made = self._scratch / f"{path.parent.name}-{path.name}"
+        try:
+            self._copy_readable(path, made)
+        except OSError:
+            self._handles.forget(path)  # the copy may have the name, and its folder not be synced
+            raise
+        self._forget(path)
+        log.error("queue_file_replaced", file=str(path), reason="the disk does not give it back")
+
+    def _copy_readable(self, path: PurePath, made: PurePath) -> None:
         with self._handles.use(path) as file, durable.making(self._vfs, path, made) as copy:
             copy.extend(self._file_bytes)
             for begin, end in file.data_ranges(0):
@@ -565,8 +574,6 @@ class QueueFiles:
                         break
             if path in self._unsynced:
                 self._unsynced[path].repeat(copy)
-        self._forget(path)
-        log.error("queue_file_replaced", file=str(path), reason="the disk does not give it back")
 
     def _forget(self, path: PurePath) -> None:
         """The file is to be removed."""

@@ -201,6 +201,38 @@ def test_a_queue_begins_at_its_first_message_though_entries_behind_it_wait_to_be
     assert found[COUNT - 1] == COUNT - 1
 
 
+def test_entries_are_written_into_the_new_file_though_its_folder_could_not_be_synced():
+    disk, scratch = SimulatedDisk(), ROOT / "making"
+    for folder in (ROOT / "consumequeue", scratch):
+        disk.make_directory(folder)
+    is_failing = False
+
+    def plan(call: str, path: PurePath) -> None:
+        if is_failing and call == "sync_directory":
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    files = QueueFiles(
+        FaultyVfs(disk, plan),
+        ROOT / "consumequeue",
+        entries_per_file=2_000,
+        max_open=1,
+        scratch=scratch,
+    )
+    queue, entry = ConsumeQueue(QUEUE, first=0, end=0), queue_entry.encode(0, 100, 0)
+    files.write(Unflushed(queue, 0, entry * 500))
+    disk.fail_reads(QUEUE_FILE, 0, 1)
+    is_failing = True
+    with pytest.raises(OSError, match="Too many"):
+        files.replace_unreadable(QUEUE, 0)
+    is_failing = False
+
+    files.write(Unflushed(queue, 500, entry))
+    files.sync()
+
+    at = 499 * ENTRY_BYTES
+    assert disk.on_disk(QUEUE_FILE)[at : at + 2 * ENTRY_BYTES] == 2 * entry
+
+
 def test_a_start_that_cannot_know_where_an_emptied_queue_goes_on_is_refused():
     emptied = QueueId("emptied", 0)
     path = ROOT / "consumequeue" / "emptied" / "0" / file_name(0)
