@@ -287,6 +287,14 @@ class QueueFiles:
         # In the order of their first writes: to sort ten thousand paths takes 50 ms.
         self._unsynced: dict[PurePath, Unsynced] = {}
         self._kept_bytes = 0  # by them
+        self._zeroed: dict[tuple[QueueId, OffsetRange], None] = {}
+
+    def take_zeroed(self) -> list[tuple[QueueId, OffsetRange]]:
+        """Entries that the files have as zeros since they could not be read, unless a reader has
+        had them made again. The derive lane's.
+        """
+        zeroed, self._zeroed = self._zeroed, {}
+        return list(zeroed)
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
         """Some of these entries, at least the first: from memory, or from one file, whichever has
@@ -567,13 +575,21 @@ class QueueFiles:
                         copy.write(at, data)
                     at += len(data)
                     if failure is not None:  # no entry stays that was read in part
-                        copy.write(at - at % ENTRY_BYTES, bytes(at % ENTRY_BYTES))
+                        first = at // ENTRY_BYTES
+                        copy.write(first * ENTRY_BYTES, bytes(at % ENTRY_BYTES))
                         at = page_of(at) + PAGE_BYTES
                         at += -at % ENTRY_BYTES
+                        self._note_zeroed(path, first, at // ENTRY_BYTES)
                     elif not data:
                         break
             if path in self._unsynced:
                 self._unsynced[path].repeat(copy)
+
+    def _note_zeroed(self, path: PurePath, begin: int, end: int) -> None:
+        """`begin`, `end`: numbers of entries in the file."""
+        queue = QueueId(path.parent.parent.name, int(path.parent.name))
+        first = (names.base_offset(path.name) or 0) // ENTRY_BYTES
+        self._zeroed[queue, OffsetRange(first + begin, first + end)] = None
 
     def _forget(self, path: PurePath) -> None:
         """The file is to be removed."""

@@ -15,7 +15,7 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import CorruptRecord
-from storage.files.unreadable import UnreadableLog
+from storage.files.unreadable import Unreadable, UnreadableLog
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local import log_walk
@@ -30,7 +30,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.runner import Lane, Runner, Timer
 from storage.local.store_files import StoreFiles
-from storage.message import QueueId
+from storage.message import OffsetRange, QueueId
 from storage.store import Snapshot, WaitingTimers
 
 log = structlog.get_logger()
@@ -74,6 +74,7 @@ class Deriver:
         self._epochs = files.recovered.epochs
         self._recovered = files.recovered
         self._queue_files = files.queue_files
+        self._queue_check = files.queue_check
         self._key_index = files.key_index
         self._due_index = files.due_index
         self._segments = files.segments
@@ -246,10 +247,13 @@ class Deriver:
 
     def _write(self, round_: _Round) -> None:
         self._is_writing = True
+        is_last = bool(self._waiting)
 
         def write() -> Made | CorruptRecord | None:
             for unflushed in round_.unflushed:
                 self._queue_files.write(unflushed)
+            if is_last:
+                self._write_zeroed()
             self._with_rebuilt_index(partial(self._index_up_to, round_.log_end))
             if round_.queues_snapshot is not None:
                 self._queue_files.sync()
@@ -279,6 +283,32 @@ class Deriver:
         self._runner.beside(
             Lane.DERIVE, write, lambda made: self._written(round_, made), self._failed
         )
+
+    def _write_zeroed(self) -> None:
+        """Make the entries again that no reader has asked for since their files were replaced: a
+        broker takes zeros for the end of the queue. The derive lane's.
+        """
+        for queue_id, zeroed in self._queue_files.take_zeroed():
+            queue = self._queues.find(queue_id)
+            try:
+                if queue is not None:
+                    self._rewrite(queue, zeroed)
+            except FileNotFoundError:
+                pass  # retention has removed it
+            except Unreadable as error:
+                log.error("queue_entries_missing", queue=str(queue_id), error=str(error))
+
+    def _rewrite(self, queue: ConsumeQueue, zeroed: OffsetRange) -> None:
+        for queue_offset in range(max(zeroed.first, queue.first), min(zeroed.end, queue.end)):
+            entry = self._queue_files.stored_entry(queue.id, queue_offset)
+            if entry is not None and entry.record_bytes > 0:
+                continue
+            recent = queue.recent(queue_offset, 1)
+            if recent is not None:
+                self._queue_files.rewrite(Unflushed(queue, queue_offset, recent))
+            else:
+                for _ in self._queue_check.repair(queue, queue_offset):
+                    pass
 
     def _with_rebuilt_index(self, job: Callable[[], None]) -> None:
         """Do the job; once more if the disk does not take it, into another file. The derive

@@ -261,6 +261,27 @@ def test_a_start_that_cannot_know_where_an_emptied_queue_goes_on_is_refused():
     life(disk, look, 4)
 
 
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_stop_leaves_no_zeros_that_a_broker_takes_for_the_end_of_the_queue(is_restarted):
+    end = COUNT + 50
+
+    async def send_on(world: World, store: LocalMessageStore) -> None:
+        for at in (0, IN_PAGE * ENTRY_BYTES, COUNT * ENTRY_BYTES):
+            world.disk.fail_reads(QUEUE_FILE, at, at + 1)
+        await send(store, COUNT, end)
+        await rounds()
+
+    async def look(world: World, store: LocalMessageStore) -> None:
+        await all_is_read(store, end)
+        assert store.status().rebuilt_entries == 0
+
+    disk = life(filled(), send_on, 2) if is_restarted else filled(send_on)
+
+    raw = disk.on_disk(QUEUE_FILE)[: end * ENTRY_BYTES]
+    assert [n for n, one in enumerate(queue_entry.decode_all(raw)) if one.record_bytes <= 0] == []
+    life(disk, look, 3)
+
+
 def test_entries_that_the_disk_gives_back_a_moment_later_are_not_made_again():
     async def read(world: World, store: LocalMessageStore) -> None:
         world.disk.fail_reads(QUEUE_FILE, 0, 1)
