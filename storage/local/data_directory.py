@@ -68,10 +68,12 @@ class DataDirectory:
 
     @property
     def is_marked_by_another(self) -> bool:
-        """Was the last owner killed, and a broker, or EscrowMQ before its mark had the name?"""
+        """Was the last owner killed, and a broker, or EscrowMQ before its mark had the name? So it
+        is taken to be if the disk does not give back the mark.
+        """
         path = self._abort_mark
         mark = read_derived(self.vfs, path, lambda: durable.read_whole(self.vfs, path))
-        return mark is not None and not mark.endswith(_OURS)
+        return self.is_marked and not (mark or b"").endswith(_OURS)
 
     def mark(self) -> None:
         """Leave a mark by which the next start sees a crash; durable on return.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from storage.files import durable
 from storage.files.faulty import FaultyVfs, Plan
 from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
 from storage.files.unreadable import Unreadable
@@ -446,6 +447,21 @@ def test_a_start_makes_again_what_a_snapshot_had_that_the_disk_does_not_give_bac
     assert said["file"] == str(path)
     assert "Input/output error" in said["error"]
     life(disk, question_again, 3)
+
+
+@pytest.mark.parametrize("owner", [b"4242", b"4242 escrowmq"])
+def test_a_mark_that_the_disk_does_not_give_back_may_be_that_of_a_broker_that_was_killed(owner):
+    disk = filled()
+    durable.replace(disk, ROOT / "abort", owner, scratch=ROOT / "making")
+    disk.fail_reads(ROOT / "abort", 0, 1)
+
+    async def look(world: World, store: LocalMessageStore) -> None:
+        assert store.delay_progress_by_others() is not None, "its deliveries are looked up"
+
+    async def look_again(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.was_clean
+
+    life(life(disk, look, 2), look_again, 3)
 
 
 @pytest.mark.parametrize("is_healed", [True, False])
