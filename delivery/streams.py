@@ -139,9 +139,13 @@ class Stream:
             return []
         name = self._streams.new_name(self.group)
         self.names.add(name)
-        found = await self._streams.receiver.receive(
-            self.group, rules, self._request(room, name, max_bytes)._replace(room=memory)
-        )
+        try:
+            found = await self._streams.receiver.receive(
+                self.group, rules, self._request(room, name, max_bytes)._replace(room=memory)
+            )
+        except Exception:  # nothing is leased, and the next try has another name
+            self._forget(name)
+            raise
         noted = self._leases().attempts.find(name)
         if noted is None:
             self._forget(name)

@@ -1,0 +1,45 @@
+"""Receives and streams whose messages have no room in memory now: what is read, and what is left."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from delivery.streams import StreamOptions
+from storage.formats.stored_record import Found
+from tests.support.delivery import GROUP, named, with_house
+
+
+class NoRoomNow(Exception):
+    """There is no room."""
+
+
+class Room:
+    """Memory that is full at times."""
+
+    def __init__(self) -> None:
+        self.is_full = True
+
+    def reserve(self, byte_count: int) -> int:
+        return byte_count
+
+    async def fit(self, found: Sequence[Found]) -> None:
+        if self.is_full:
+            raise NoRoomNow
+
+
+@with_house()
+async def test_a_stream_that_has_no_room_again_and_again_remembers_none_of_its_tries(house):
+    await house.send("a")
+    stream = house.delivery.streams.open(GROUP, StreamOptions(credit=1, lease_ms=1_000))
+    room = Room()
+
+    for _ in range(3):
+        with pytest.raises(NoRoomNow):
+            await stream.take(house.rules, max_bytes=1_000, memory=room)
+    assert stream.names == set()
+
+    room.is_full = False
+    assert [named(one) for one in await stream.take(house.rules, max_bytes=1_000, memory=room)] == [
+        ("a", 1)
+    ]
+    house.delivery.streams.close(stream)
