@@ -25,7 +25,7 @@ from delivery.receive.group_queues import GroupQueues
 from delivery.receive.select import CancelledRequests, MessageSelector, has_passed_many
 from delivery.settle.lease_ends import LeaseEnds
 from storage.errors import GroupActive
-from storage.formats.stored_record import Found, message_of
+from storage.formats.stored_record import Found, body_bytes_of, message_of
 from storage.identifiers import Random
 from storage.message import Durability, QueueId, StoredMessage
 from storage.opening import opened_to_show
@@ -130,10 +130,8 @@ class Receiver:
         """Receive; another call of the same attempt waits until this one is in the log."""
         name = (leases.group, attempt_id)
         while True:
-            again = await self._again(leases, attempt_id)
+            again = await self._again(leases, attempt_id, request.room, request.max_bytes)
             if again:
-                if request.room is not None:
-                    await request.room.fit([one.found for one in again])
                 return again
             granting = self._granting.get(name)
             if granting is None:
@@ -236,13 +234,25 @@ class Receiver:
             for one, handle in zip(taken, handles, strict=True)
         ]
 
-    async def _again(self, leases: GroupLeases, attempt_id: str) -> list[LeasedMessage]:
-        """The messages that an earlier receive of this attempt holds still, in the same leases."""
+    async def _again(
+        self,
+        leases: GroupLeases,
+        attempt_id: str,
+        room: Room | None = None,
+        max_bytes: int = 0,
+    ) -> list[LeasedMessage]:
+        """The messages that an earlier receive of this attempt holds still, in the same leases.
+
+        `max_bytes`: of the room that is reserved at first. What is read beyond it is counted each
+        time it has doubled, so that many who ask again read no more than there is room for.
+        """
         attempt = leases.attempts.find(attempt_id)
         if attempt is None:
             return []
         now = self._journal.now()
-        found = []
+        found: list[LeasedMessage] = []
+        counted_bytes = 0 if room is None else room.reserve(max_bytes)
+        read_bytes = 0
         for queue, offset in leases.attempts.still_leased(attempt, now.monotonic_ms):
             slot = queue.slots.get(offset)
             message = await self._reader.read_one(queue.queue, offset)
@@ -254,6 +264,12 @@ class Receiver:
                 found += self._leased(
                     [ClaimedMessage(queue, offset, slot.attempt, message)], attempt.lease, until_ms
                 )
+                read_bytes += body_bytes_of(message)
+                if room is not None and read_bytes > counted_bytes:
+                    await room.fit([one.found for one in found])
+                    counted_bytes = 2 * read_bytes
+        if room is not None:
+            await room.fit([one.found for one in found])
         if not found and leases.attempts.find(attempt_id) is attempt:
             leases.attempts.forget(attempt_id)
         return found
