@@ -97,11 +97,14 @@ class BodyBudget:
     def wake(self) -> None:
         """Call those that have waited longest for what there is room for now."""
         left_bytes = self.left_for_answers()
-        for call, byte_count in list(self._waiting.items()):
+        calls = []
+        for call, byte_count in self._waiting.items():  # not a copy: thousands may wait
             is_oversized = byte_count > self.answer_limit_bytes
             if byte_count > left_bytes and (self.has_oversized or not is_oversized):
                 break
             left_bytes -= byte_count
+            calls.append(call)
+        for call in calls:
             if self._waiting.pop(call, None) is not None:
                 call()
 
