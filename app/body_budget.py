@@ -171,6 +171,10 @@ class BodyShare:
             self._is_oversized = budget.has_oversized = True
         self.hold(byte_count)
 
+    def has_plenty(self, byte_count: int) -> bool:
+        """As `BodyBudget.has_plenty`."""
+        return self._budget.has_plenty(byte_count)
+
     def hold(self, byte_count: int) -> None:
         """Change the count of the answer to so many bytes; never refused, as an answer that has
         been made is sent.

@@ -42,6 +42,7 @@ _HANDLE = "lh_rJZHZGfSqG0AAAAAAAAAABZxB2cVYQAB"
 _PROBLEMS = ["group_not_found", "reserved_topic", "group_active", *WRITING]
 
 _WRITTEN_AS_SIX = bytes(range(0x20))  # bytes of a text that JSON writes as \u00XX
+_MOST_TIMES = 6  # as long as a message its JSON is at most
 
 REPLY_BY = properties.REPLY_BY.encode()
 
@@ -101,9 +102,13 @@ class AnswerRoom:
     async def fit(self, found: Sequence[Found]) -> None:
         byte_count = sum(map(size_of_found, found))
         self._share.fit(byte_count)
-        if byte_count > LOOP_BYTES:
+        if byte_count <= LOOP_BYTES:
+            return
+        most_bytes = _MOST_TIMES * byte_count
+        # No other receive of the group is made meanwhile, and the thread may have seconds of work.
+        if not self._share.has_plenty(most_bytes):
             most_bytes = await self._thread.run(byte_count, lambda: sum(map(_most_bytes_of, found)))
-            self._share.fit(most_bytes)
+        self._share.fit(most_bytes)
 
 
 class _Receive(NamedTuple):
