@@ -24,10 +24,10 @@ from app.services import Host
 ALWAYS = (
     "malformed_request", "unauthenticated", "forbidden", "origin_not_allowed",
     "host_not_allowed", "not_primary", "validation_failed", "internal_error", "recovering",
-    "shutting_down",
+    "shutting_down", "overloaded",
 )  # fmt: skip
-READING = ("unsupported_media_type", "body_too_large", "overloaded")
-WRITING = ("overloaded", "not_enough_copies", "storage_failed", "storage_full")
+READING = ("unsupported_media_type", "body_too_large")
+WRITING = ("not_enough_copies", "storage_failed", "storage_full")
 
 PRESSURE = "Store-Pressure"
 

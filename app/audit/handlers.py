@@ -63,7 +63,6 @@ _CSV = (
     problems=[
         "reserved_topic",
         "idempotency_key_reused",
-        "overloaded",
         "storage_full",
     ],
 )

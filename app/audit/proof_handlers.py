@@ -46,7 +46,7 @@ _COPIES = (HALF_QUEUE.topic, HELD_QUEUE.topic)
     tag="audit",
     scopes=["audit"],
     answers={200: TransactionProof},
-    problems=["transaction_not_found", "record_corrupt", "overloaded", "not_supported_by_engine"],
+    problems=["transaction_not_found", "record_corrupt", "not_supported_by_engine"],
 )
 async def get_proof(services: Services, _: Call, transaction_id: str) -> Reply:
     """Prove the outcome of a transaction: the verdict and every record in the log that it rests on.

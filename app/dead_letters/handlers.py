@@ -37,7 +37,7 @@ _OF_A_QUERY = ("topic", "key", "tag", "reason_contains", "from_", "to")
     scopes=["receive", "operate"],
     query=ListDeadLettersQuery,
     answers={200: DeadLetterPage},
-    problems=["group_not_found", "reserved_topic", "invalid_page_token", "overloaded"],
+    problems=["group_not_found", "reserved_topic", "invalid_page_token"],
 )
 async def list_(services: Services, call: Call, group: str, query: ListDeadLettersQuery) -> Reply:
     """List the dead letters of a group."""
@@ -77,7 +77,7 @@ async def list_(services: Services, call: Call, group: str, query: ListDeadLette
     scopes=["receive", "operate"],
     query=MessageQuery,
     answers={200: DeadLetter},
-    problems=["group_not_found", "reserved_topic", "message_not_found", "overloaded"],
+    problems=["group_not_found", "reserved_topic", "message_not_found"],
 )
 async def get(
     services: Services, call: Call, group: str, message_id: str, query: MessageQuery

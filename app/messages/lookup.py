@@ -39,7 +39,6 @@ _FIND_PROBLEMS = (
     "message_expired",
     "record_corrupt",
     "not_supported_by_engine",
-    "overloaded",
 )
 
 _MOST_GROUPS = 1_000  # that a trace answers for

@@ -53,7 +53,6 @@ _VARIES = {"Vary": "Accept"}
         "reserved_topic",
         "too_many_waiting",
         "record_corrupt",
-        "overloaded",
     ],
     by_replica=True,
 )

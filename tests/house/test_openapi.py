@@ -180,6 +180,11 @@ def test_a_word_outside_of_an_open_set_is_refused_in_a_request_all_the_same():
         msgspec.json.decode(b'{"payload":"x","require_durability":"certain"}', type=MessageInput)
 
 
+def test_each_operation_lists_the_refusal_of_an_answer_that_has_no_room_in_memory(document):
+    listed = {one["operationId"]: one["x-problems"]["503"] for one in operations(document)}
+    assert [name for name, codes in listed.items() if "overloaded" not in codes] == []
+
+
 def test_all_refusals_are_one_default_response_and_their_codes_are_listed_by_status(document):
     problem = document["components"]["responses"]["Problem"]
     assert list(problem["content"]) == ["application/problem+json"]
