@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from app import codec
+from app.answering import length_of
 from app.body_budget import NoRoom
 from app.exchange import JSON, Call, Reply
 from app.long_polls import Waiting
@@ -106,31 +107,38 @@ class _Pull(NamedTuple):
 
 
 async def _look(pull: _Pull, at: int) -> Reply | Waiting:
-    """The answer with what there is from `at` on; a wait where that is nothing and there is
-    time.
+    """The answer with what there is from `at` on; a wait where that is nothing, or has no room, and
+    there is time.
     """
-    reading, call, queue, query, wanted, media_type, offset, deadline_ms = pull
-    shows_bodies = media_type == JSON and query.payload != "omit"
     try:
-        found, at = await _read(reading, call, queue, at, query, wanted, shows_bodies=shows_bodies)
+        return await _answer(pull, at)
     except NoRoom as full:
+        reading, call, deadline_ms = pull.reading, pull.call, pull.deadline_ms
         if reading.is_stopping or reading.clock.monotonic_ms() >= deadline_ms:
             raise
         again = partial(_look, pull._replace(call=call.during_wait()), at)
         return reading.long_polls.wait_for_room(call.share, full.byte_count, deadline_ms, again)
+
+
+async def _answer(pull: _Pull, at: int) -> Reply | Waiting:
+    """As `_look`. Raises NoRoom."""
+    reading, call, queue, query, wanted, media_type, offset, deadline_ms = pull
+    shows_bodies = media_type == JSON and query.payload != "omit"
+    found, at = await _read(reading, call, queue, at, query, wanted, shows_bodies=shows_bodies)
     if not found and not reading.is_stopping and reading.clock.monotonic_ms() < deadline_ms:
         again = partial(_look, pull._replace(call=call.during_wait()), at)
         return reading.long_polls.wait_for_arrival(reading.store, queue, at, deadline_ms, again)
     bounds = await reading.store.offsets(queue)
-    reading.metrics.messages_out.inc(len(found))
     result = "found" if found else "no_matched_message" if at > offset else "no_new_message"
     if media_type == frames.MEDIA_TYPE:
         parts = frames.parts_of_page(found, at, bounds, result)
     else:
         parts = _parts_of_page(found, query.payload, at, bounds, result)
-    return await call.answer_joined(
-        sum([len(record.data) for record in found]), parts, _VARIES, media_type
-    )
+    byte_count = sum([len(record.data) for record in found])
+    reply = await call.answer_joined(byte_count, parts, _VARIES, media_type)
+    call.share.fit(max(byte_count, length_of(reply)))  # a body may be six times as long as JSON
+    reading.metrics.messages_out.inc(len(found))
+    return reply
 
 
 def _parts_of_page(

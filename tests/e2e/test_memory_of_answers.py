@@ -166,6 +166,20 @@ def test_a_pull_that_waits_is_answered_when_there_is_room_or_refused_when_its_ti
         assert status(waiting) == 200
 
 
+def test_a_pull_whose_json_has_no_room_waits_though_there_is_room_for_the_message(server, api):
+    filled(api, "escaped", 1, size=2 * MIB, byte=b"\x01")
+    filled(api, "unescaped", 1)
+    with ExitStack() as clients:
+        unread = until_refused(server, clients, pulling("unescaped"))
+        waiting = clients.enter_context(asking(server, pulling("escaped", wait_ms=30_000)))
+        until(lambda: figure(server, "escrowmq_long_polls_open") == 1, "the pull waits")
+
+        for one in unread:
+            one.close()
+
+        assert status(waiting) == 200
+
+
 def test_a_stream_of_events_goes_on_when_there_is_room(server, api):
     filled(api, "streamed", 2)
     filled(api, "filling", 12)
