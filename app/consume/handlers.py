@@ -136,11 +136,11 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     except NoRoom as full:
         if services.is_stopping or services.clock.monotonic_ms() >= deadline_ms:
             raise
-        again = partial(_look, asked._replace(call=call.during_wait()))
-        waiting = services.long_polls.wait_for_room(call.share, full.byte_count, deadline_ms, again)
+        again, share = partial(_look, asked._replace(call=call.during_wait())), call.share
+        waiting = services.long_polls.wait_for_room(share, full.byte_count, deadline_ms, again)
 
-        def undo(wake: Callable[[], None]) -> None:
-            call.share.forget_call(wake)
+        def undo(wake: Callable[[], None]) -> None:  # refers to no body, which would stay in memory
+            share.forget_call(wake)
             services.delivery.end_wait(group, wake)  # there are messages, for other consumers
 
         waiting.undo = undo

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -49,8 +50,8 @@ def asking(server: Server, asked: bytes) -> Iterator[socket.socket]:
         yield connection
 
 
-def receiving(group: str, **given: int) -> bytes:
-    body = json.dumps({"max_messages": 1, "payload": "auto", **given}).encode()
+def receiving(group: str, *, padding: int = 0, **given: int) -> bytes:
+    body = json.dumps({"max_messages": 1, "payload": "auto", **given}).encode() + b" " * padding
     return request("POST", f"/v1/groups/{group}/receive", JSON, body=body)
 
 
@@ -65,8 +66,17 @@ def figure(server: Server, name: str) -> int:
     return int(float(value))
 
 
+def resident_bytes(server: Server) -> int:
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1_024
+
+
 def held_bytes(server: Server) -> int:
     return figure(server, "escrowmq_request_body_bytes")
+
+
+def until_waiting(server: Server, count: int) -> None:
+    until(lambda: figure(server, "escrowmq_long_polls_open") == count, "so many wait")
 
 
 def leased(api: httpx.Client, group: str) -> int:
@@ -133,6 +143,19 @@ def test_a_receive_that_waits_is_answered_when_there_is_room(server, api):
 
         assert status(waiting) == 200
         assert leased(api, "waits") == len(unread) + 1
+
+
+def test_a_receive_that_waits_for_room_keeps_no_body_in_memory(server, api):
+    filled(api, "padded", 12)
+    asked = receiving("padded", wait_ms=30_000, padding=4 * MIB)
+    with ExitStack() as clients:
+        until_refused(server, clients, receiving("padded"))
+        before = resident_bytes(server)
+        for count in range(1, 17):
+            clients.enter_context(asking(server, asked))
+            until_waiting(server, count)
+
+        assert resident_bytes(server) - before < 32 * MIB
 
 
 def test_a_receive_that_waits_for_room_is_answered_when_the_service_stops(tmp_path):
