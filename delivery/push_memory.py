@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from storage.formats.stored_record import Found, body_bytes_of
 
+_MOST_SKIPPED = 25  # tries, five seconds: what had no room may be another message by then
+
 
 class NoMemory(Exception):
     """As many bytes of messages are being pushed as may be."""
@@ -28,11 +30,16 @@ class GroupMemory:
         self._memory = memory
         self._held_bytes = 0
         self._taking_bytes = 0  # of them, what is being taken
+        self._lacked_bytes = 0  # of what was read last, where that had no room
+        self._skips = 0  # so many more times it is not read in vain
 
     def reserve(self, byte_count: int) -> int:
         self._take(0)
         left_bytes = self._left_bytes()
         if left_bytes <= 0:
+            raise NoMemory
+        if left_bytes < self._lacked_bytes and self._memory.used_bytes and self._skips:
+            self._skips -= 1
             raise NoMemory
         reserved = min(byte_count, left_bytes)
         self._take(reserved)
@@ -42,7 +49,9 @@ class GroupMemory:
         self._take(0)
         byte_count = sum(map(body_bytes_of, found))
         if byte_count > self._left_bytes() and self._memory.used_bytes:
+            self._lacked_bytes, self._skips = byte_count, _MOST_SKIPPED
             raise NoMemory
+        self._lacked_bytes = 0
         self._take(byte_count)
 
     def end_take(self, found: Sequence[Found]) -> None:

@@ -1,6 +1,7 @@
 """The memory of messages that are being pushed: what one group, and all of them, may have."""
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
@@ -56,3 +57,29 @@ def test_a_message_larger_than_the_limit_is_pushed_while_nothing_else_is():
         push(one, 1)
     other.release(large)
     assert memory.used_bytes == 0
+
+
+def test_a_message_that_had_no_room_is_not_read_again_before_there_is_or_some_time_has_passed():
+    memory = PushMemory(LIMIT)
+    hanging, other = GroupMemory(memory), GroupMemory(memory)
+    held = push(hanging, 700)
+
+    with pytest.raises(NoMemory):
+        push(other, 400)
+    assert 10 < tries_in_vain(other) < 100
+    with pytest.raises(NoMemory):
+        push(other, 400)
+    hanging.release(held)
+
+    assert tries_in_vain(other) == 0
+    push(other, 400)
+    assert tries_in_vain(other) == 0
+
+
+def tries_in_vain(memory: GroupMemory) -> int:
+    """How often nothing is read."""
+    for count in range(100):
+        with suppress(NoMemory):
+            memory.reserve(10)
+            return count
+    raise AssertionError("it is never read again")
