@@ -11,7 +11,7 @@ from typing import Any
 from app.problems import Refusal
 
 SMALL_BYTES = 4 << 10  # of a body that is small
-UNCOUNTED_BYTES = 64 << 10  # an answer of so many is in its connection's buffer, however that ends
+UNCOUNTED_BYTES = 64 << 10  # an answer of so many fits into the write buffer of its connection
 _SHARE_OF_ONE = 8
 _SMALL_SHARE = 16  # of the limit is for small bodies: a sixteenth
 
