@@ -86,8 +86,11 @@ class BodyBudget:
         return byte_count > self.answer_limit_bytes and not self.has_oversized
 
     def call_when_room(self, byte_count: int, call: Callable[[], None]) -> None:
-        """Call it once when an answer of so many bytes may have room."""
+        """Call it once when an answer of so many bytes may have room: now, if there is room since
+        it was refused.
+        """
         self._waiting[call] = byte_count
+        self.wake()
 
     def forget_call(self, call: Callable[[], None]) -> None:
         """Do not call it any more. Where it was called, the room is for the next one."""

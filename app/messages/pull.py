@@ -121,7 +121,7 @@ async def _look(pull: _Pull, at: int) -> Reply | Waiting:
 
 
 async def _answer(pull: _Pull, at: int) -> Reply | Waiting:
-    """As `_look`. Raises NoRoom."""
+    """The answer, or a wait if there is nothing from `at` on. Raises NoRoom."""
     reading, call, queue, query, wanted, media_type, offset, deadline_ms = pull
     shows_bodies = media_type == JSON and query.payload != "omit"
     found, at = await _read(reading, call, queue, at, query, wanted, shows_bodies=shows_bodies)

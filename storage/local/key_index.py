@@ -253,17 +253,16 @@ class KeyIndex:
 
     def _open(self, path: PurePath, sums: IndexSums | None) -> "IndexFile | None":
         """None if the disk does not give the file back."""
-        return read_derived(
-            self._vfs,
+        return read_derived(self._vfs, path, lambda: self._file(path, sums))
+
+    def _file(self, path: PurePath, sums: IndexSums | None) -> "IndexFile":
+        return IndexFile(
+            self._handles,
             path,
-            lambda: IndexFile(
-                self._handles,
-                path,
-                self._failing,
-                slots=self._slots,
-                entries=self._entries,
-                sums=sums,
-            ),
+            self._failing,
+            slots=self._slots,
+            entries=self._entries,
+            sums=sums,
         )
 
     def _roll(self, *, of_whole: bool = True) -> None:
@@ -292,15 +291,7 @@ class KeyIndex:
         length = index_file.file_bytes(self._slots, self._entries)
         durable.make_sized(self._vfs, path, length, scratch=self._scratch)
         self._handles.forget(path)  # of a file that was not finished, and is replaced
-        sums = IndexSums.of_empty(header, self._slots)
-        made = IndexFile(
-            self._handles,
-            path,
-            self._failing,
-            slots=self._slots,
-            entries=self._entries,
-            sums=sums,
-        )
+        made = self._file(path, IndexSums.of_empty(header, self._slots))
         made.load()
         return made
 

@@ -121,6 +121,19 @@ def test_an_answer_that_has_no_room_is_called_when_there_is_the_one_that_waits_l
     assert called == ["large", "small", "other"]
 
 
+def test_room_that_came_between_the_refusal_and_the_wait_ends_the_wait_at_once():
+    budget, called = BodyBudget(LIMIT), []
+    held = BodyShare(budget)
+    held.fit(ANSWERS)
+    with pytest.raises(NoRoom) as refused:
+        BodyShare(budget).fit(SMALL_BYTES)
+    held.close()
+
+    budget.call_when_room(refused.value.byte_count, lambda: called.append("waiting"))
+
+    assert called == ["waiting"]
+
+
 def test_a_call_that_is_withdrawn_is_not_made_and_lets_the_next_one_have_the_room():
     budget, called = BodyBudget(LIMIT), []
     held = BodyShare(budget)

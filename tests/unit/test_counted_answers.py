@@ -1,4 +1,4 @@
-"""What answers count as memory, whatever they list."""
+"""Every large answer counts as memory, whatever it lists."""
 
 from types import SimpleNamespace
 

@@ -59,6 +59,7 @@ async def test_a_receive_that_is_repeated_reads_no_more_than_there_is_room_for(h
         reads.append(queue_offset)
         return await read(queue, queue_offset, **options)
 
+    # the store itself reads; what is assigned only counts
     house.store.read_records = counted  # type: ignore[method-assign]
     room = Room()
     with pytest.raises(NoRoomNow):
