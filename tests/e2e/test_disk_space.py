@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.support.http import ok
+from tests.support.live_files import states_of
 from tests.support.server import Server
 
 MIB = 1 << 20
@@ -11,7 +12,7 @@ DEFAULTS = {"ESCROWMQ_LOCAL__SEGMENT_BYTES": str(DEFAULT_SEGMENT_BYTES)}
 
 
 def disk_bytes(folder: Path) -> int:
-    return sum(512 * path.lstat().st_blocks for path in folder.rglob("*"))
+    return sum(512 * state.st_blocks for state in states_of(folder).values())
 
 
 def test_a_new_store_takes_less_than_64_mib_empty_and_with_a_few_topics_messages_and_groups(

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import cli.main
 from tests.support.http import assert_problem, ok, until
+from tests.support.live_files import states_of
 from tests.support.server import Server
 
 KEYS = {"ESCROWMQ_API_KEYS": '["first-key", "zweiter-schlüssel", "clé à"]'}
@@ -637,8 +638,9 @@ def test_files_are_for_the_owner_alone(tmp_path):
 
 def modes(directory: Path) -> dict[str, int]:
     return {".": directory.stat().st_mode} | {
-        str(path.relative_to(directory)): path.lstat().st_mode for path in directory.rglob("*")
-    }  # fmt: skip
+        str(path.relative_to(directory)): state.st_mode
+        for path, state in states_of(directory).items()
+    }
 
 
 # --------------------------------------------------------------------------------------------------
