@@ -6,10 +6,10 @@ import hmac
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from app.access import EVERYTHING, Access
-from app.browsers import BrowserRules, request_host
-from app.compression import GZIP
-from app.exchange import content_length, is_stream_of_events
+from app.bodies.compression import GZIP
+from app.http.access import EVERYTHING, Access
+from app.http.browsers import BrowserRules, request_host
+from app.http.exchange import content_length, is_stream_of_events
 from app.problems import Refusal, too_large
 from app.settings import HttpOptions
 

@@ -13,10 +13,10 @@ from urllib.parse import parse_qsl
 
 import structlog
 
-from app import codec
-from app.access import Access
-from app.body_budget import UNCOUNTED_BYTES, BodyShare
-from app.exchange import Call, FileReply, Reply, RequestLimit, content_length
+from app.bodies.budget import UNCOUNTED_BYTES, BodyShare
+from app.encoding import codec
+from app.http.access import Access
+from app.http.exchange import Call, FileReply, Reply, RequestLimit, content_length
 from app.long_polls import Waiting
 from app.operations import Handler, Operation
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_field

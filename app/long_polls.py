@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from app.body_budget import BodyShare
+from app.bodies.budget import BodyShare
 from storage.clock import Clock
 from storage.errors import TooManyWaiting
 from storage.message import QueueId

@@ -11,14 +11,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
-from app import openapi
 from app.admin import disk_handlers as disk
 from app.admin import handlers as admin
 from app.admission import Admission
+from app.asgi.middleware import RequestMiddleware
+from app.asgi.routes import OperationRoute
 from app.audit import handlers as audit
 from app.audit import proof_handlers as audit_proofs
-from app.body_budget import BodyBudget
-from app.browsers import BrowserRules
+from app.bodies.budget import BodyBudget
 from app.consume import handlers as consume
 from app.consume import stream as consume_stream
 from app.consume.hot import HotAcks, HotReceives
@@ -28,24 +28,24 @@ from app.fencing import handlers as fencing
 from app.groups import handlers as groups
 from app.groups import leases, offsets
 from app.health import endpoints as health
-from app.life import Life
-from app.lifecycle import ServiceLifecycle
-from app.machine import Machine
+from app.http.browsers import BrowserRules
+from app.life.life import Life
+from app.life.machine import Machine
+from app.life.node_life import NodeLife
+from app.life.replica_life import ReplicaLife
+from app.life.service_life import ServiceLifecycle
 from app.members import handlers as members
 from app.messages import lookup, pull, send, stream
 from app.messages.hot_batch import HotBatches
 from app.messages.hot_pull import HotPulls
 from app.messages.hot_send import HotSends
-from app.middleware import RequestMiddleware
 from app.names import handlers as names
-from app.node_life import NodeLife
-from app.observability import Metrics
+from app.observability.metrics import Metrics
+from app.openapi import document as openapi
 from app.operations import Operation, operations_of
 from app.problems import FieldError, Refusal
 from app.producer_groups import handlers as producer_groups
-from app.replica_life import ReplicaLife
 from app.requests import handlers as requests
-from app.routes import OperationRoute
 from app.schedules import cron_handlers as cron_schedules
 from app.schedules import handlers as schedules
 from app.server import asgi

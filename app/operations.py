@@ -1,8 +1,8 @@
 """The table of operations: what each is called, takes and answers, and the handler that answers it.
 
 A row is declared on its handler. The FastAPI route, the OpenAPI document and the reading of queries
-and bodies follow from it (`app/routes.py`, `app/openapi.py`). The handler gets plain values
-(`app/exchange.py`), so that any lane can call it.
+and bodies follow from it (`app/asgi/routes.py`, `app/openapi/document.py`). The handler gets plain
+values (`app/http/exchange.py`), so that any lane can call it.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from app.access import SCOPES, Access, Scope
-from app.exchange import Call, FileReply, Reply, RequestLimit
+from app.http.access import SCOPES, Access, Scope
+from app.http.exchange import Call, FileReply, Reply, RequestLimit
 from app.long_polls import Waiting
 from app.problems import Refusal
 from app.services import Host

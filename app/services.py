@@ -1,4 +1,4 @@
-"""The parts of the service that handlers use, made by `lifecycle.py` once the store is open."""
+"""The parts of the service that handlers use, made by `service_life.py` once the store is open."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -6,17 +6,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from app.body_thread import BodyThread
+from app.bodies.thread import BodyThread
 from app.clock_steps import ClockSteps
-from app.connections import Connections
 from app.disk.watch import DiskWatch
-from app.exchange import Call, ClientGone, FileReply, Reply
 from app.hand_over.broker_files import BrokerFiles
 from app.hand_over.take_over import TakeOver
-from app.idempotency import IdempotencyKeys
+from app.http.connections import Connections
+from app.http.exchange import Call, ClientGone, FileReply, Reply
+from app.idempotency.keys import IdempotencyKeys
 from app.long_polls import LongPolls, Waiting
-from app.observability import Metrics
-from app.rates import RateWatch
+from app.observability.metrics import Metrics
+from app.observability.rates import RateWatch
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import KnownTopics, Topics

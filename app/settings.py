@@ -26,11 +26,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from app import codec
-from app.access import EVERYTHING, Access, KeyOptions
-from app.browsers import BrowserRules
+from app.encoding import codec
 from app.environment import from_json
-from app.loopback import is_loopback
+from app.http.access import EVERYTHING, Access, KeyOptions
+from app.http.browsers import BrowserRules
+from app.http.loopback import is_loopback
 from app.names.options import NameOptions
 from app.registry.options import LimitOptions
 from app.replicas.options import ReplicaOptions, WhenMissing

@@ -3,7 +3,7 @@ a URI that pyarrow knows (then pyarrow is imported).
 
 A log is read up to the place that its store states as synced, which a live service moves on after
 every sync. A store that a killed process left is read on to the last whole record, as a start of
-the service would (storage/local/recovery.py).
+the service would (storage/local/recovery/recovery.py).
 """
 
 import os

@@ -37,7 +37,7 @@ _LEASE_EVENT = """
     positions array<array<string>>, offsets array<bigint>
 """
 _MARK = "event string, entries array<array<bigint>>, entry array<bigint>, due_ms bigint"
-# as storage/local/group_offsets.py writes it
+# as storage/local/queues/group_offsets.py writes it
 _COMMIT = "group string, topic string, queue int, offset bigint"
 _FACTS = "policy struct<max_answers: bigint>, so_far struct<sequence: bigint>"
 _REASON = "reason string, why string"

@@ -192,8 +192,8 @@ def _salvage(read: Read, begin: int, end: int, reason: str) -> Iterator[Piece]:
     """A stretch without a whole unit: the records in it that are whole by themselves, and the
     damage between them.
 
-    As the service serves them (storage/local/commit_log.py): of a damaged unit the records in which
-    no damage shows, as long as it shows in one of them. Where it shows in none, a header or a
+    As the service serves them (storage/local/log/commit_log.py): of a damaged unit the records in
+    which no damage shows, as long as it shows in one of them. Where it shows in none, a header or a
     property is wrong, of an unknown record.
     """
     window = read(begin, min(end - begin, _SALVAGE_BYTES))

@@ -14,10 +14,10 @@ from storage.clock import SystemClock
 from storage.files.segments import Segments
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
-from storage.local import log_walk
 from storage.local.data_directory import DataDirectory
-from storage.local.key_index import KeyIndex
+from storage.local.index.key_index import KeyIndex
 from storage.local.local_store import LocalMessageStore
+from storage.local.log import log_walk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import Message, QueueId

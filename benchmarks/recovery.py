@@ -22,10 +22,10 @@ from storage.files.vfs import OsVfs
 from storage.formats import scan, unit
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers, SystemRandom
-from storage.local.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.replay import Replay
+from storage.local.queues.consume_queue import ConsumeQueues, QueueFiles
+from storage.local.queues.replay import Replay
 
 LOG_BYTES = (1 << 30) - (1 << 20)
 SEGMENT_BYTES = 1 << 30

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from cli.audit_common import Exit, check_file, say
+from cli.common import Exit, check_file, say
 
 STDOUT = Path("-")
 

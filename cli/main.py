@@ -10,9 +10,14 @@ from typing import Annotated
 
 import typer
 
-from app import exit_codes
-from cli import audit, compact, group, import_, reconcile, replica, store, watch
+from app.life import exit_codes
+from cli.audit import commands as audit
+from cli.audit import compact, reconcile, watch
+from cli.group import commands as group
+from cli.import_ import commands as import_
+from cli.replica import commands as replica
 from cli.service_options import Config, DataDir, Host, Port
+from cli.store import commands as store
 
 app = typer.Typer(
     name="escrowmq",

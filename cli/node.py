@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from app import exit_codes
+from app.life import exit_codes
 from app.main import create_node_app
 from app.settings import ConfigurationError, Settings, load, settings_file_of
 from cli import serve

@@ -8,7 +8,7 @@ import typer
 
 from app.main import create_app
 from app.settings import Settings
-from cli.audit_common import Exit, say
+from cli.common import Exit, say
 
 
 def render() -> str:

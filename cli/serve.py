@@ -12,12 +12,12 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from app import exit_codes, file_budget
-from app.acceptor import Acceptor
-from app.life import Life
+from app.http.acceptor import Acceptor
+from app.life import exit_codes, file_budget
+from app.life.life import Life
 from app.main import create_app, http_server
-from app.observability import configure_logging
-from app.open_files import raise_limit
+from app.observability.logs import configure_logging
+from app.observability.open_files import raise_limit
 from app.server.connection import Connection, HttpServer
 from app.settings import ConfigurationError, Settings
 from storage.local.options import FlushPolicy

@@ -4,7 +4,7 @@ exactly these messages, each at the time at which it is due by now.
 A broker knows one offset for each delay level, and delivers every message behind it after the
 delay of the level. So messages of a level that were moved, and those in front of one that was
 delivered or cancelled, are first written again, into the timer queue. Of that queue each message
-can be named, with any time (`storage/local/broker_timers.py`).
+can be named, with any time (`storage/local/broker/broker_timers.py`).
 
 A broker keeps a message in its wheel for two days at most. Then it writes the message into the
 timer queue again, so that the log with the first copy can expire; the second copy is due at the

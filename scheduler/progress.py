@@ -6,7 +6,7 @@ Pure.
 They do not finish in their order: one may be moved to next year while thousands after it are
 delivered. So besides the first unfinished one there is a bit for each message after it; a piece
 that is finished as a whole takes no bits. A broker that opens the files after a kill knows only the
-first one (`storage/local/delay_files.py`) and delivers those after it again.
+first one (`storage/local/broker/delay_files.py`) and delivers those after it again.
 """
 
 from collections.abc import Iterable

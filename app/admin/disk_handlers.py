@@ -2,7 +2,7 @@
 
 from app.admin.disk_schemas import Disk
 from app.admin.disk_view import view
-from app.exchange import Call, Reply, reply
+from app.http.exchange import Call, Reply, reply
 from app.operations import operation
 from app.services import Services
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from app import codec
 from app.admin.disk_schemas import (
     Disk,
     DiskAbsence,
@@ -19,6 +18,7 @@ from app.admin.disk_schemas import (
 )
 from app.disk.figures import Figures, Reading
 from app.disk.watch import DiskWatch
+from app.encoding import codec
 from storage.store_status import DiskUsage
 
 _DIGITS = 3  # behind the point

@@ -8,9 +8,6 @@ import msgspec
 import structlog
 from msgspec import UNSET, UnsetType
 
-from app import codec, open_files
-from app import rates as rate_watch
-from app.access import SCOPES
 from app.admin.schemas import (
     Config,
     Descriptors,
@@ -37,7 +34,11 @@ from app.admin.schemas import (
     Whoami,
     WritePool,
 )
-from app.exchange import Call, Reply, reply
+from app.encoding import codec
+from app.http.access import SCOPES
+from app.http.exchange import Call, Reply, reply
+from app.observability import open_files
+from app.observability import rates as rate_watch
 from app.operations import operation
 from app.retention import expire, expired_segments
 from app.services import Services

@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app import codec
-from app.access import SCOPES
+from app.encoding import codec
+from app.http.access import SCOPES
 from app.messages.schemas import Offset, Timestamp, WaitMs
 from app.named_schemas import Int32, Texts, open_set
 from app.tasks.schemas import StoreFinding

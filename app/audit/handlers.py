@@ -10,7 +10,6 @@ from typing import Any, BinaryIO, get_args
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app import codec, pages
 from app.audit import schemas
 from app.audit.schemas import (
     HELD_VERDICT,
@@ -25,7 +24,8 @@ from app.audit.schemas import (
     ListAuditFindingsQuery,
     ListAuditReportsQuery,
 )
-from app.exchange import NO_CONTENT, Call, FileReply, Reply, reply
+from app.encoding import codec, pages
+from app.http.exchange import NO_CONTENT, Call, FileReply, Reply, reply
 from app.operations import IDEMPOTENCY_KEY, operation
 from app.problems import invalid_field
 from app.registry.audit_reports import DONE, FAILED, QUEUED, RUNNING, AuditReport

@@ -4,7 +4,6 @@ from contextlib import suppress
 
 from msgspec import UNSET
 
-from app import codec, pages
 from app.audit import proof
 from app.audit.proof import DELAY_TOPICS, Evidence
 from app.audit.schemas import (
@@ -14,7 +13,8 @@ from app.audit.schemas import (
     LogSegmentPage,
     TransactionProof,
 )
-from app.exchange import Call, Reply, reply
+from app.encoding import codec, pages
+from app.http.exchange import Call, Reply, reply
 from app.operations import operation
 from app.services import Services
 from audit.verdicts import FAIL_ON, FLAGS, VERDICTS, verdict

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from app.encoding.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.messages.schemas import Offset, Timestamp
 from app.named_schemas import Counts, Int32, open_set
-from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.registry.topics import NAME_PATTERN
 from app.word_sets import REPORT_KIND, REPORT_STATE, ReportFormat, ReportKind
 from audit.checks.kinds import KINDS

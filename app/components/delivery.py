@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import structlog
 
-from app.component import Component, Gauge
+from app.components.component import Component, Gauge
 from app.components.loop_kinds import parked_items, patient_loop, saving_loop
-from app.group_metrics import GroupMetrics
-from app.observability import Metrics
+from app.observability.group_metrics import GroupMetrics
+from app.observability.metrics import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from delivery.leases.message_states import State
 from delivery.options import DeliveryOptions, RequestOptions

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from app.component import Component, Gauge
+from app.components.component import Component, Gauge
 from app.disk.watch import INTERVAL_MS, DiskWatch
-from app.observability import Metrics
+from app.observability.metrics import Metrics
 from scheduler.loops import Loop
 
 

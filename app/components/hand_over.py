@@ -4,7 +4,7 @@ open, and the files for a broker are written until everything that changes them 
 
 from collections.abc import Iterator
 
-from app.component import CallbackComponent, Component
+from app.components.component import CallbackComponent, Component
 from app.components.loop_kinds import saving_loop
 from app.hand_over.broker_files import BrokerFiles
 from app.hand_over.take_over import TakeOver

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from app.component import Component, Gauge
+from app.components.component import Component, Gauge
 from scheduler.loops import Loop, LoopReport, WatchedLoop
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions

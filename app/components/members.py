@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from app.component import Component, Gauge
+from app.components.component import Component, Gauge
 from app.components.loop_kinds import patient_loop, saving_loop
 from delivery.members.service import Members
 from delivery.options import MemberOptions

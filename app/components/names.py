@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from app.component import Component, Gauge
+from app.components.component import Component, Gauge
 from app.names.registrar import Registrar
 from app.names.table import NameTable
 

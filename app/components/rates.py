@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from app.component import Component
-from app.rates import INTERVAL_MS, RateWatch
+from app.components.component import Component
+from app.observability.rates import INTERVAL_MS, RateWatch
 from scheduler.loops import Loop
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 
-from app.component import Component
+from app.components.component import Component
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.database import Database
 from app.registry.producer_groups import ProducerGroups

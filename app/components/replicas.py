@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
 
-from app.component import Component, Gauge
+from app.components.component import Component, Gauge
 from app.replicas.listener import ReplicaListener
 from app.replicas.missing_replicas import MissingReplicas
 from storage.errors import MessagingError

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from app.component import Component
+from app.components.component import Component
 from app.components.loop_kinds import parked_items
 from app.retention import expire
 from app.services import Services

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import structlog
 
-from app.component import Component, Gauge, events_left_out
+from app.components.component import Component, Gauge, events_left_out
 from app.components.loop_kinds import parked_items, patient_loop, saving_loop
 from scheduler.cron_service import CronService
 from scheduler.loops import Loop, ParkedItems

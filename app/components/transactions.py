@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import structlog
 
-from app.component import Component, Gauge, events_left_out
+from app.components.component import Component, Gauge, events_left_out
 from app.components.loop_kinds import parked_items, patient_loop, saving_loop
-from app.idempotency import IdempotencyKeys
+from app.idempotency.keys import IdempotencyKeys
 from scheduler.loops import Loop
 from storage.clock import Clock
 from txn.check_sender import CheckSender

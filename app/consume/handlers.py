@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from app import codec
-from app.body_budget import NoRoom
-from app.body_thread import LOOP_BYTES
+from app.bodies.budget import NoRoom
+from app.bodies.thread import LOOP_BYTES
 from app.consume.schemas import (
     AckInput,
     DeadLetterInput,
@@ -21,8 +20,9 @@ from app.consume.schemas import (
     SettleResult,
     SettleResults,
 )
+from app.encoding import codec
 from app.events.writing import write_structured
-from app.exchange import Call, Reply, pieces_of, reply, size_of
+from app.http.exchange import Call, Reply, pieces_of, reply, size_of
 from app.long_polls import Waiting
 from app.messages.payload import CONTROL
 from app.messages.view import message_view, parts_of_list

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from app import codec
 from app.consume.handlers import (
     REPLY_BY,
     acknowledged,
@@ -16,6 +15,7 @@ from app.consume.handlers import (
     begin_of_received,
 )
 from app.consume.schemas import AckInput, ReceiveInput
+from app.encoding import codec
 from app.messages.payload import CONTROL
 from app.messages.view import joined
 from app.server.hot import Asked, Held, HotParts, HotTurn

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator
 
 from msgspec import UNSET
 
-from app.body_budget import NoRoom
+from app.bodies.budget import NoRoom
 from app.consume.handlers import AnswerRoom, check_text, json_of_received, size_of_found
 from app.consume.schemas import StreamQuery
-from app.exchange import Call, pieces_of
+from app.http.exchange import Call, pieces_of
 from app.operations import WRITING, Events, operation
 from app.problems import Refusal, closing_event
 from app.services import Services

@@ -2,7 +2,6 @@
 
 from msgspec import UNSET
 
-from app import codec, pages
 from app.dead_letters.schemas import (
     DeadLetter,
     DeadLetterPage,
@@ -11,7 +10,8 @@ from app.dead_letters.schemas import (
     RedriveInput,
     RedrivePreview,
 )
-from app.exchange import Call, Reply, reply
+from app.encoding import codec, pages
+from app.http.exchange import Call, Reply, reply
 from app.messages.schemas import MAX_BODY_BYTES, MessageQuery
 from app.messages.view import message_view
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation

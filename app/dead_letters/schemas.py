@@ -5,9 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from app.encoding.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.messages.schemas import MAX_ENTRIES, Message, MessageQuery, Timestamp
 from app.named_schemas import Int32
-from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.topics.schemas import TopicName
 from app.word_sets import RedriveSelect
 

@@ -7,8 +7,8 @@ from msgspec import UNSET
 
 from app.events import reading
 from app.events.reading import Event
-from app.exchange import Call, Reply, reply
-from app.idempotency import KeyedRequest
+from app.http.exchange import Call, Reply, reply
+from app.idempotency.keys import KeyedRequest
 from app.messages.build import build
 from app.messages.payload import MAX_FIELD_BYTES
 from app.messages.schemas import BatchResult, BatchSendResult, MessageInput

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import Meta
 
-from app import codec
-from app.exchange import JSON
+from app.encoding import codec
+from app.http.exchange import JSON
 from app.messages.payload import CONTROL, MAX_FIELD_BYTES
 from app.messages.schemas import MAX_ENTRIES
 from app.problems import Refusal, invalid_field, under

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from app import codec
+from app.encoding import codec
 from app.events.reading import (
     HEADER,
     IS_JSON,

@@ -2,8 +2,8 @@
 
 from msgspec import UNSET, UnsetType
 
-from app.exchange import Call, Reply, reply
 from app.fencing.schemas import NodePromise, PromiseInput, Promotion, PromotionInput
+from app.http.exchange import Call, Reply, reply
 from app.names.service import NodeService
 from app.operations import operation
 from app.problems import Refusal, invalid_field

@@ -7,8 +7,7 @@ import msgspec
 from msgspec import UNSET
 from pydantic import SecretStr
 
-from app import codec, pages
-from app.exchange import NO_CONTENT, Call, Reply, reply
+from app.encoding import codec, pages
 from app.groups.schemas import (
     Filter,
     Group,
@@ -18,6 +17,7 @@ from app.groups.schemas import (
     Subscription,
 )
 from app.groups.subscriptions import other_filters, other_start, start_at_ms, subscriptions_of
+from app.http.exchange import NO_CONTENT, Call, Reply, reply
 from app.operations import IF_MATCH, WRITING, operation
 from app.problems import FieldError, Refusal, differs, invalid_field
 from app.registry.consumer_groups import ConsumerGroup

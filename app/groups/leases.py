@@ -2,9 +2,9 @@
 
 from msgspec import UNSET
 
-from app import codec, pages
-from app.exchange import Call, Reply, reply
+from app.encoding import codec, pages
 from app.groups.schemas import Lease, LeasePage
+from app.http.exchange import Call, Reply, reply
 from app.operations import operation
 from app.problems import Refusal
 from app.services import Services

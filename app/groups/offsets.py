@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET
 
-from app import codec
-from app.exchange import Call, Reply, reply
+from app.encoding import codec
 from app.groups.schemas import (
     GroupOffset,
     GroupOffsetList,
@@ -21,6 +20,7 @@ from app.groups.schemas import (
     ResetInput,
     ResetResult,
 )
+from app.http.exchange import Call, Reply, reply
 from app.operations import WRITING, operation
 from app.problems import invalid_field, refusal_of_field
 from app.registry.topics import Topic

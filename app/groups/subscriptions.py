@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
-from app import codec
+from app.encoding import codec
 from app.groups.schemas import SubscriptionInput
 from app.problems import FieldError, differs, invalid_field, refusal_of_field
 from app.services import Services

@@ -10,8 +10,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.staticfiles import StaticFiles
 
-from app import codec, openapi
-from app.life import Life, role_of
+from app.encoding import codec
+from app.life.life import Life, role_of
+from app.openapi import document as openapi
 from app.problems import PROBLEMS, Refusal
 
 router = APIRouter(include_in_schema=False)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import msgspec
 from msgspec import UNSET
 
-from app import codec, pages
-from app.exchange import NO_CONTENT, Call, Reply, reply
+from app.encoding import codec, pages
 from app.groups.offsets import checked_offsets, position_of
 from app.groups.subscriptions import other_filters, other_start, start_at_ms, subscriptions_of
+from app.http.exchange import NO_CONTENT, Call, Reply, reply
 from app.members.schemas import (
     Heartbeat,
     HeartbeatInput,

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from app import codec
-from app.exchange import RequestLimit
+from app.encoding import codec
+from app.http.exchange import RequestLimit
 from app.messages.payload import (
     body_of,
     check_text,

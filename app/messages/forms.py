@@ -6,8 +6,8 @@ One row a media type; everything else is alike.
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from app import message_pack
-from app.exchange import JSON, JSON_LINES
+from app.encoding import message_pack
+from app.http.exchange import JSON, JSON_LINES
 from app.messages import packed, packed_plain, payload, plain_rows
 from app.messages.payload import Batch, JudgedEntry
 from app.messages.plain_rows import BodyOf, PlainBatch, PlainEntry

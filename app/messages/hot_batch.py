@@ -8,7 +8,7 @@ from functools import partial
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.body_thread import LOOP_BYTES
+from app.bodies.thread import LOOP_BYTES
 from app.messages import plain_rows
 from app.messages.payload import BATCH_DEPTH
 from app.messages.plain_rows import PlainBatch

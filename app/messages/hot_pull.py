@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from app import codec
 from app.answering import query_of
-from app.compression import MIN_BYTES, takes_gzip
-from app.exchange import JSON, preferred_by
+from app.bodies.compression import MIN_BYTES, takes_gzip
+from app.encoding import codec
+from app.http.exchange import JSON, preferred_by
 from app.long_polls import Waiting
 from app.messages import frames
 from app.messages.pull import BEGIN_OF_PAGE, MEDIA_TYPES, end_of_page

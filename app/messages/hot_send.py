@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from msgspec import UnsetType
 
-from app import codec
+from app.encoding import codec
 from app.messages import plain_rows
 from app.messages.plain import PlainSend
 from app.messages.send import DURABILITY, can_have, is_late

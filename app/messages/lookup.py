@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import UNSET
 
-from app import codec, pages
-from app.exchange import Call, Reply, in_pieces, reply
+from app.encoding import codec, pages
+from app.http.exchange import Call, Reply, in_pieces, reply
 from app.messages.find import at_log_offset, stored_or_waiting, with_transaction
 from app.messages.schemas import (
     MAX_BODY_BYTES,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Raw
 
-from app import message_pack
+from app.encoding import message_pack
 from app.messages.payload import BATCH_DEPTH, LINE_DEPTH, Batch, JudgedEntry
 from app.messages.schemas import LooseBatch, LooseEntry, MessageInput
 from app.problems import Refusal, invalid_field

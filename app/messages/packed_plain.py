@@ -5,7 +5,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from app import message_pack
+from app.encoding import message_pack
 from app.messages.plain import PlainSend
 from app.messages.plain_rows import PlainBatch, PlainEntry
 from app.messages.schemas import MAX_ENTRIES

@@ -2,7 +2,7 @@
 topic.
 
 What takes long with the size of a body is done in the process of large bodies
-(`app/body_process.py`), which imports this file and no more than it needs. Its outcome comes back
+(`app/bodies/process.py`), which imports this file and no more than it needs. Its outcome comes back
 in place of what was sent, as a `Made`.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app import codec
+from app.encoding import codec
 from app.messages.schemas import (
     BatchEntry,
     BatchInput,

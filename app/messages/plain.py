@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from app import codec
+from app.encoding import codec
 from app.messages.payload import JSON
 from app.problems import Refusal
 from app.registry.topics import MessageType, Topic

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from app import codec
+from app.encoding import codec
 from app.messages.build import TRACEPARENT
 from app.messages.plain import JSON_PROPERTY, PlainSend
 from app.messages.schemas import MAX_ENTRIES

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 
-from app import codec
 from app.answering import length_of
-from app.body_budget import NoRoom
-from app.exchange import JSON, Call, Reply
+from app.bodies.budget import NoRoom
+from app.encoding import codec
+from app.http.exchange import JSON, Call, Reply
 from app.long_polls import Waiting
 from app.messages import frames
 from app.messages.schemas import MessagePage, PullQuery

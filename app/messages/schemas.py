@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from app.encoding.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.named_schemas import Int32, Texts
-from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.problems import Problem
 from app.word_sets import (
     DURABILITY,

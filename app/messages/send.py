@@ -7,10 +7,11 @@ from urllib.parse import unquote
 import msgspec
 from msgspec import UNSET
 
-from app import codec, message_pack
-from app.body_thread import THREAD_BYTES
-from app.exchange import JSON, Call, Reply, RequestLimit, reply
-from app.idempotency import KeyedRequest
+from app.bodies.thread import THREAD_BYTES
+from app.encoding import codec, message_pack
+from app.http.exchange import JSON, Call, Reply, RequestLimit, reply
+from app.idempotency.keys import KeyedRequest
+from app.idempotency.stored_responses import StoredResponse
 from app.messages import plain_rows
 from app.messages.build import build, request_limit
 from app.messages.forms import OF_BATCH, Form, form_of
@@ -33,7 +34,6 @@ from app.problems import Problem, Refusal, document, invalid_field, is_malformed
 from app.registry.payload_schema import ChecksPending
 from app.registry.topics import Topic
 from app.services import Services
-from app.stored_responses import StoredResponse
 from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID

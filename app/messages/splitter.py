@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from app import message_pack
-from app.message_pack import NoValue
+from app.encoding import message_pack
+from app.encoding.message_pack import NoValue
 from app.problems import Refusal
 
 _MOST_VALUES = 2_000  # that are found in one turn of the loop: some milliseconds

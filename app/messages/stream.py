@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from msgspec import UNSET, UnsetType
 
-from app import codec, message_pack
-from app.body_thread import THREAD_BYTES
-from app.exchange import JSON_LINES, Call
-from app.idempotency import KeyedRequest
+from app.bodies.thread import THREAD_BYTES
+from app.encoding import codec, message_pack
+from app.http.exchange import JSON_LINES, Call
+from app.idempotency.keys import KeyedRequest
 from app.messages import plain_rows
 from app.messages.build import build, request_limit
 from app.messages.forms import OF_STREAM, Form, form_of

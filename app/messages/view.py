@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 from msgspec import UNSET
 
-from app import codec
+from app.encoding import codec
 from app.messages.schemas import KnownMessage, Message
 from app.word_sets import PayloadForm
 from storage.formats import properties

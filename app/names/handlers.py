@@ -2,8 +2,8 @@
 
 from msgspec import UNSET
 
-from app.access import SCOPES
-from app.exchange import NO_CONTENT, Call, Reply, reply
+from app.http.access import SCOPES
+from app.http.exchange import NO_CONTENT, Call, Reply, reply
 from app.names import views
 from app.names.registration import NodeRegistration
 from app.names.schemas import (

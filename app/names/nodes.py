@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from app.loopback import is_loopback
+from app.http.loopback import is_loopback
 from app.names.options import NameOptions
 from app.names.registration import NodeRegistration, RegisteredTopic
 from app.registry.topics import TopicSettings

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, SecretStr
 
 from app.environment import from_json
-from app.loopback import is_loopback
+from app.http.loopback import is_loopback
 from storage.formats import names
 from storage.option_checks import require_at_least
 

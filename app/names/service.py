@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from app.body_thread import BodyThread
+from app.bodies.thread import BodyThread
 from app.names.table import NameTable
 from app.replicas.promise import LogPlace, Promising
 from app.services import Answered

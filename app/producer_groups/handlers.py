@@ -4,8 +4,8 @@ import asyncio
 
 from msgspec import UNSET
 
-from app import codec
-from app.exchange import Call, Reply, reply
+from app.encoding import codec
+from app.http.exchange import Call, Reply, reply
 from app.operations import IF_MATCH, WRITING, operation
 from app.problems import Refusal, differs, document, invalid_field
 from app.producer_groups.schemas import (

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from app import codec
 from app.consume.handlers import event_extensions, json_of_received
 from app.consume.schemas import ReceivedMessage
+from app.encoding import codec
 from app.events.writing import write_binary, write_structured
-from app.observability import Metrics
+from app.observability.metrics import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from app.webhooks.answers import read_retry_after
 from app.webhooks.received import Answer

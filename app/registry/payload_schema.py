@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jsonschema_rs
 
-from app import codec
+from app.encoding import codec
 from app.problems import FieldError, Refusal, invalid_field
 from app.registry.schema_process import SchemaProcess
 from app.registry.schema_size import SchemaTooLarge, measure

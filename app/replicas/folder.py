@@ -12,8 +12,8 @@ from app.replicas.promise import Promise
 from storage.files import durable
 from storage.files.vfs import OsVfs, is_disk_full
 from storage.formats import names
-from storage.local.repair import Repair
-from storage.local.repair_report import Done
+from storage.local.repair.repair import Repair
+from storage.local.repair.repair_report import Done
 
 _NOTE = "replica.json"
 _PROMISE = "promise.json"

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from app.disk.spare_space import SpareSpace
 from app.registry import known_registry
 from app.registry.registry_files import REGISTRY, REGISTRY_ID, check_release
 from app.replicas import folder, frames
@@ -26,7 +27,6 @@ from app.replicas.options import ReplicaOptions, split_address
 from app.replicas.primary_choice import KnownPrimary, NoPrimary, PrimaryChoice
 from app.replicas.promise import LogPlace, Promise, PromiseRefused
 from app.replicas.snapshots import IncomingSnapshots
-from app.spare_space import SpareSpace
 from app.word_sets import NodeRole
 from storage.clock import Clock
 from storage.errors import (
@@ -39,7 +39,7 @@ from storage.errors import (
 from storage.files.vfs import OsVfs, is_disk_full
 from storage.identifiers import Identifiers
 from storage.local.options import LocalStoreOptions
-from storage.local.repair_report import Done, RepairRefused
+from storage.local.repair.repair_report import Done, RepairRefused
 from storage.local.replica_store import LocalReplica
 
 _HANDSHAKE_TIMEOUT_S = 10.0

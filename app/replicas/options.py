@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, SecretStr
 
 from app.environment import from_json
-from app.loopback import is_loopback
+from app.http.loopback import is_loopback
 from app.replicas.frames import MAX_HEARTBEAT_MS
 from storage.option_checks import require_at_least
 

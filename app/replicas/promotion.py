@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from app.disk.spare_space import SpareSpace
 from app.replicas import folder
 from app.replicas.promise import LogPlace, Promise
-from app.spare_space import SpareSpace
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION

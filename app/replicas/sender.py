@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from app.duplex import until_one_ends
+from app.http.duplex import until_one_ends
 from app.registry.registry_files import read_files
 from app.replicas import frames
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry

@@ -14,7 +14,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from app.duplex import until_one_ends
+from app.http.duplex import until_one_ends
 from app.replicas.replicated_log import ReplicatedLog
 from storage.clock import Clock
 

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import structlog
 
-from app.idempotency import SNAPSHOT as SENT_KEYS
+from app.idempotency.keys import SNAPSHOT as SENT_KEYS
 from app.replicas import copied_timers
 from app.replicas.copied_timers import CopiedTimers
 from app.replicas.frames import BadFrame, Piece

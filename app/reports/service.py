@@ -15,7 +15,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 import structlog
 
-from app import codec
+from app.encoding import codec
 from app.registry.audit_reports import DONE, FAILED, QUEUED, RUNNING, AuditReport, AuditReportRows
 from app.reports import process
 from app.reports.options import AuditOptions

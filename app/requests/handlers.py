@@ -4,9 +4,9 @@ import re
 
 from msgspec import UNSET, UnsetType
 
-from app import codec
-from app.exchange import Call, reply
-from app.exchange import Reply as Answer
+from app.encoding import codec
+from app.http.exchange import Call, reply
+from app.http.exchange import Reply as Answer
 from app.messages.build import build, build_reply
 from app.messages.schemas import MessageInput, ReplyInput
 from app.messages.send import DURABILITY, limit

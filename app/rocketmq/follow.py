@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import structlog
 
-from app.duplex import until_one_ends
+from app.http.duplex import until_one_ends
 from app.rocketmq.broker_state import (
     BrokerSettings,
     bounds_of,

@@ -5,8 +5,8 @@ import asyncio
 import msgspec
 from msgspec import UNSET
 
-from app import codec
-from app.exchange import Call, Reply, RequestLimit, reply
+from app.encoding import codec
+from app.http.exchange import Call, Reply, RequestLimit, reply
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import FieldError, Refusal, invalid_field, under
 from app.registry.topics import DAY_MS

@@ -6,8 +6,8 @@ import re
 
 from msgspec import UNSET
 
-from app import codec, pages
-from app.exchange import Call, Reply, reply
+from app.encoding import codec, pages
+from app.http.exchange import Call, Reply, reply
 from app.messages.build import check_delay_limit
 from app.operations import IF_MATCH, WRITING, operation
 from app.problems import Refusal, invalid_field

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from msgspec import UNSET
 
-from app import codec
-from app.body_thread import THREAD_BYTES
-from app.exchange import RequestLimit
+from app.bodies.thread import THREAD_BYTES
+from app.encoding import codec
+from app.http.exchange import RequestLimit
 from app.messages.build import build, request_bytes
 from app.messages.schemas import MessageInput
 from app.problems import Refusal, invalid_field

@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from app.exchange import IS_GONE
+from app.http.exchange import IS_GONE
 from app.server.request import Request
 from app.testing.options import CUT
 

@@ -18,11 +18,11 @@ import httptools
 import structlog
 from msgspec import UNSET, UnsetType
 
-from app import codec
 from app.answering import REQUEST_ID, request_id_of
-from app.body_budget import BodyBudget
-from app.connections import Connections
-from app.exchange import headers_by_name, takes_a_stream
+from app.bodies.budget import BodyBudget
+from app.encoding import codec
+from app.http.connections import Connections
+from app.http.exchange import headers_by_name, takes_a_stream
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.server.deadline import Deadline
 from app.server.request import Headers, Request, head_of

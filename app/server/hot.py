@@ -16,9 +16,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import structlog
 
 from app import answering
-from app.body_budget import BodyBudget
+from app.bodies.budget import BodyBudget
 from app.long_polls import Waiting
-from app.observability import Metrics
+from app.observability.metrics import Metrics
 from app.server.request import STATUS_LINES, head_of
 from app.services import Services
 from storage.errors import MessageTooLarge, MessagingError

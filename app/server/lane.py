@@ -17,21 +17,21 @@ import structlog
 from starlette.types import Message
 
 from app import answering
-from app.access import NOTHING, Access
 from app.admission import Admission, is_compressed
 from app.answering import Headers
-from app.body_budget import BodyBudget, BodyShare
-from app.compression import deflating, may_be_worth_it, takes_gzip
-from app.exchange import ClientGone, FileReply, Reply, content_length, headers_by_name
+from app.bodies.budget import BodyBudget, BodyShare
+from app.bodies.compression import deflating, may_be_worth_it, takes_gzip
+from app.http.access import NOTHING, Access
+from app.http.exchange import ClientGone, FileReply, Reply, content_length, headers_by_name
+from app.http.tracebacks import drop_frames
 from app.long_polls import Waiting
-from app.observability import Metrics
+from app.observability.metrics import Metrics
 from app.operations import Operation
 from app.server.connection import Connection
 from app.server.heads import KnownHeads, is_harmless
 from app.server.hot import Asked, HotAnswer, HotOperation, HotRead
 from app.server.request import Request
 from app.services import Host
-from app.tracebacks import drop_frames
 from storage.errors import TooManyWaiting
 
 _RESOURCE = 2  # the place in a path of what never varies: /v1/topics/...
@@ -410,7 +410,7 @@ class OperationRequest:
 
 
 async def _refuse(error: Exception, asked: OperationRequest, request_id: str) -> int:
-    """Tell the client of an error. The status. In a frame of its own, as in `app/middleware.py`."""
+    """Tell the client of an error. The status. In its own frame, as in `asgi/middleware.py`."""
     request = asked.request
     path = request.raw_path.decode("ascii")
     refusal = answering.refusal_of(error, path=path, request_id=request_id)

@@ -5,10 +5,10 @@ due, expires or is checked. What a start takes over, and a stop writes, is done.
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from app.assembly import Base, components_of, services_of
+from app.components.assembly import Base, components_of, services_of
 from app.components.local_store import LocalStoreComponent
-from app.connections import Connections
-from app.observability import Metrics
+from app.http.connections import Connections
+from app.observability.metrics import Metrics
 from app.registry import known_registry
 from app.registry.database import Database
 from app.services import Services

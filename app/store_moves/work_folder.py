@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from app.data_folder import write_in_place
+from app.disk.data_folder import write_in_place
 from storage.files.vfs import OsVfs
 
 UNFINISHED = "unfinished-handover"

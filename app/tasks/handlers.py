@@ -2,8 +2,8 @@
 
 from msgspec import UNSET
 
-from app import codec, pages
-from app.exchange import Call, Reply, reply
+from app.encoding import codec, pages
+from app.http.exchange import Call, Reply, reply
 from app.operations import WRITING, operation
 from app.problems import invalid_field
 from app.registry.topics import check_name

@@ -9,9 +9,9 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from msgspec import UNSET, Meta, UnsetType
 
-from app import codec
-from app.access import Access
-from app.exchange import ACCESS
+from app.encoding import codec
+from app.http.access import Access
+from app.http.exchange import ACCESS
 from app.operations import OPERATIONS
 from app.problems import invalid_field
 from app.testing.controls import Controls

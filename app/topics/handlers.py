@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from app import codec, pages
-from app.access import SCOPES
-from app.exchange import NO_CONTENT, Call, Reply, reply
-from app.idempotency import KeyedRequest
+from app.encoding import codec, pages
+from app.http.access import SCOPES
+from app.http.exchange import NO_CONTENT, Call, Reply, reply
+from app.idempotency.keys import KeyedRequest
 from app.operations import IDEMPOTENCY_KEY, IF_MATCH, WRITING, operation
 from app.problems import invalid_field
 from app.registry import topics as registry

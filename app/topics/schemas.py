@@ -5,9 +5,9 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from app.encoding.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.messages.schemas import MAX_BODY_BYTES, Offset, Timestamp
 from app.named_schemas import Int32, open_set
-from app.pages import DEFAULT_PAGE_SIZE, PageSize, PageToken
 from app.registry.topics import ALL_TYPES, DAY_MS, MIB, NAME_PATTERN, MessageType
 from app.word_sets import SchemaKind, SchemaMode
 

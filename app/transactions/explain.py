@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from app.codec import rfc3339
+from app.encoding.codec import rfc3339
 from app.registry.producer_groups import ProducerGroup
 from app.transactions.schemas import Explanation
 from txn.history import Event

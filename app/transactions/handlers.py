@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from app import codec, pages
-from app.exchange import Call, Reply, reply
+from app.encoding import codec, pages
+from app.http.exchange import Call, Reply, reply
 from app.messages.build import build
 from app.messages.payload import CONTROL, check_text
 from app.operations import IDEMPOTENCY_KEY, WRITING, operation

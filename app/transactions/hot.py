@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, Meta
 
-from app import codec
+from app.encoding import codec
 from app.messages.plain import Plain, PlainInput, plain_of
 from app.registry.topics import Topics
 from app.server.hot import Asked, Held, HotParts, HotTurn

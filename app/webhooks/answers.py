@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from app.codec import field_error
+from app.encoding.codec import field_error
 from app.named_schemas import Int32, Texts
 from app.webhooks.received import Answer
 from app.word_sets import CheckDecision, CheckQuestionKind

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET
 
-from app.observability import Metrics
+from app.observability.metrics import Metrics
 from app.registry.producer_groups import ProducerGroups
 from app.registry.webhook import Webhook, WebhookSettings
 from app.webhooks.answers import CheckQuestion, read_answer

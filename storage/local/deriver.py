@@ -18,18 +18,18 @@ from storage.errors import CorruptRecord
 from storage.files.unreadable import Unreadable, UnreadableLog
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
-from storage.local import log_walk
-from storage.local.consume_queue import ConsumeQueue, Unflushed
-from storage.local.due_index import Made, Pending
-from storage.local.flusher import Flusher
-from storage.local.group_offsets import QUEUE as OFFSET_QUEUE
-from storage.local.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
-from storage.local.key_index import DoubtfulIndex, IndexFile
-from storage.local.log_tail import LogTail
+from storage.local.append.flusher import Flusher
+from storage.local.index.key_index import DoubtfulIndex, IndexFile
+from storage.local.lanes.runner import Lane, Runner, Timer
+from storage.local.log import log_walk
+from storage.local.log.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
-from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
-from storage.local.runner import Lane, Runner, Timer
+from storage.local.queues.consume_queue import ConsumeQueue, Unflushed
+from storage.local.queues.group_offsets import QUEUE as OFFSET_QUEUE
+from storage.local.queues.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
+from storage.local.recovery.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.store_files import StoreFiles
+from storage.local.timers.due_index import Made, Pending
 from storage.message import OffsetRange, QueueId
 from storage.store import Snapshot, WaitingTimers
 

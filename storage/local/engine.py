@@ -19,29 +19,29 @@ from storage.files.vfs import is_out_of_files
 from storage.files.write_pool import WritePool
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
-from storage.local import queue_ends
-from storage.local.arrivals import Arrivals
-from storage.local.committer import Committer
-from storage.local.consume_queue import ConsumeQueue
-from storage.local.copies import Copies
+from storage.local.append.committer import Committer
+from storage.local.append.copies import Copies
+from storage.local.append.flusher import Flusher
+from storage.local.append.interval_flush import IntervalFlush
+from storage.local.append.log_writer import LogWriter
+from storage.local.append.offset_commits import OffsetCommits
+from storage.local.append.received_units import ReceivedUnits
 from storage.local.deriver import Deriver
-from storage.local.event_loop import EventLoopRunner
-from storage.local.flusher import Flusher
-from storage.local.futures import EndWaits, answering, failing, in_lane, resolve, waking
-from storage.local.interval_flush import IntervalFlush
-from storage.local.key_lookup import KeyLookup
-from storage.local.log_tail import LogTail
-from storage.local.log_writer import LogWriter
-from storage.local.offset_commits import OffsetCommits
-from storage.local.offset_lookup import OffsetLookup
+from storage.local.lanes.event_loop import EventLoopRunner
+from storage.local.lanes.futures import EndWaits, answering, failing, in_lane, resolve, waking
+from storage.local.lanes.rate_limit import RateLimit
+from storage.local.lanes.runner import FailingRunner, Lane, Runner, Timer
+from storage.local.log.log_tail import LogTail
+from storage.local.log.preparer import Preparer
 from storage.local.options import AppendMode, FlushPolicy, LocalStoreOptions
-from storage.local.preparer import Preparer
-from storage.local.rate_limit import RateLimit
-from storage.local.reader import Reader
-from storage.local.received_units import ReceivedUnits
+from storage.local.queues import queue_ends
+from storage.local.queues.arrivals import Arrivals
+from storage.local.queues.consume_queue import ConsumeQueue
+from storage.local.read.key_lookup import KeyLookup
+from storage.local.read.offset_lookup import OffsetLookup
+from storage.local.read.reader import Reader
 from storage.local.retention import Retention
-from storage.local.runner import FailingRunner, Lane, Runner, Timer
-from storage.local.scrub import DerivedFiles, Scrub
+from storage.local.scrub.scrub import DerivedFiles, Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
 from storage.message import Durability, Message, Placed

@@ -29,15 +29,15 @@ from storage.formats.record_block import RecordBlock
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local import epoch_begin
-from storage.local.config_files import ConfigFiles
+from storage.local.broker.config_files import ConfigFiles
 from storage.local.engine import Engine
-from storage.local.event_loop import EventLoopRunner
-from storage.local.futures import answering, failing, in_lane, waking
-from storage.local.key_lookup import Wanted
+from storage.local.lanes.event_loop import EventLoopRunner
+from storage.local.lanes.futures import answering, failing, in_lane, waking
+from storage.local.lanes.runner import Lane, Runner
 from storage.local.options import LocalStoreOptions
-from storage.local.recovery import Progress
-from storage.local.runner import Lane, Runner
-from storage.local.running_verification import WINDOW_BYTES, RunningStoreVerification
+from storage.local.read.key_lookup import Wanted
+from storage.local.recovery.recovery import Progress
+from storage.local.scrub.running_verification import WINDOW_BYTES, RunningStoreVerification
 from storage.local.store_files import StoreFiles
 from storage.local.verify.verification import StoreVerification
 from storage.message import (

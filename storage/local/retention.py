@@ -21,12 +21,13 @@ import structlog
 from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segment
-from storage.local import group_offsets, queue_ends
-from storage.local.consume_queue import ConsumeQueue
 from storage.local.deriver import Deriver
-from storage.local.key_index import IndexFile
-from storage.local.log_tail import LogTail
+from storage.local.index.key_index import IndexFile
+from storage.local.lanes.runner import Lane
+from storage.local.log.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
+from storage.local.queues import group_offsets, queue_ends
+from storage.local.queues.consume_queue import ConsumeQueue
 from storage.local.retention_plan import (
     OnFull,
     UsedSample,
@@ -36,7 +37,6 @@ from storage.local.retention_plan import (
     project_full,
     refuses,
 )
-from storage.local.runner import Lane
 from storage.local.store_files import StoreFiles
 from storage.message import Message, QueueId
 from storage.store_admin import PutBack

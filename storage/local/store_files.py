@@ -15,24 +15,26 @@ from storage.files.vfs import Space, Vfs, is_disk_full
 from storage.formats.record import to_message
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.journal import leave_out, read_event
-from storage.local import broker_census, group_offsets, recovery_reports
-from storage.local.broker_timers import BrokerTimers
+from storage.local.broker import broker_census
+from storage.local.broker.broker_timers import BrokerTimers
+from storage.local.broker.config_files import ConfigFiles
+from storage.local.broker.delay_files import DelayFiles
 from storage.local.checkpoint_file import CheckpointFile
-from storage.local.commit_log import CommitLog
-from storage.local.config_files import ConfigFiles
-from storage.local.consume_queue import QueueFiles
 from storage.local.data_directory import DataDirectory
-from storage.local.delay_files import DelayFiles
-from storage.local.due_index import LocalDueIndex
-from storage.local.group_offsets import GroupOffsets
-from storage.local.key_index import KeyIndex
+from storage.local.index.key_index import KeyIndex
+from storage.local.log.commit_log import CommitLog
 from storage.local.options import LocalStoreOptions
-from storage.local.queue_check import QueueCheck
-from storage.local.recovery import Progress, Recovered, recover
-from storage.local.repair_folder import finish_replacements
+from storage.local.queues import group_offsets
+from storage.local.queues.consume_queue import QueueFiles
+from storage.local.queues.group_offsets import GroupOffsets
+from storage.local.queues.queue_check import QueueCheck
+from storage.local.recovery import recovery_reports
+from storage.local.recovery.recovery import Progress, Recovered, recover
+from storage.local.recovery.stop_watch import StopWatch
+from storage.local.repair.repair_folder import finish_replacements
 from storage.local.snapshot_files import SnapshotFiles
-from storage.local.stop_watch import StopWatch
-from storage.local.timer_files import TimerFolder
+from storage.local.timers.due_index import LocalDueIndex
+from storage.local.timers.timer_files import TimerFolder
 from storage.message import OffsetRange, QueueId
 from storage.store import Snapshot
 from storage.store_status import RecoveryReport, StartStep, TableStart

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from storage.clock import Clock
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
-from storage.local import group_offsets, queue_ends
-from storage.local.arrivals import Arrivals
-from storage.local.log_writer import LogWriter
+from storage.local.append.log_writer import LogWriter
+from storage.local.queues import group_offsets, queue_ends
+from storage.local.queues.arrivals import Arrivals
 from storage.local.retention import Retention
 from storage.local.store_files import StoreFiles
 from storage.message import Durability, Placed

@@ -21,7 +21,7 @@ from audit.local.local_audit import LocalAudit
 from audit.scope import Scope
 from audit.transaction_audit import TransactionAudit
 from audit.verdicts import FINDINGS
-from cli.audit_common import status_of
+from cli.audit.common import status_of
 from storage.formats import names, queue_entry
 from storage.message import QueueId
 from tests.audit.test_command import pretended_in_the_second_part

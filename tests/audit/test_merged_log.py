@@ -12,7 +12,8 @@ from audit import arrow_columns, columns, log_range, log_rows
 from audit.log_files import Dropped
 from audit.merged_log import DifferentLogs
 from audit.transaction_audit import Scope, run
-from cli.audit_common import Exit, run_part
+from cli.audit.common import run_part
+from cli.common import Exit
 from tests.support.builders import message
 from tests.support.planted import plant
 from tests.support.written_log import WrittenLog

@@ -9,7 +9,7 @@ import pytest
 from audit.checks.run import Asked
 from delivery.leases import events
 from storage.formats import checkpoint, delay_progress
-from storage.local import group_offsets
+from storage.local.queues import group_offsets
 from storage.message import QueueId
 from tests.audit.test_checks import checked, counts_of
 from tests.audit.test_outcomes import BROKERS, unpacked

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from audit.uris import below, without_secrets
-from cli.audit_common import Exit, in_short, run_part
+from cli.audit.common import run_part
+from cli.common import Exit, in_short
 
 
 @pytest.mark.parametrize(

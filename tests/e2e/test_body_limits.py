@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app import codec
+from app.encoding import codec
 from tests.support.http import assert_problem, at_once, ok, request, speak, until
 from tests.support.line_stream import LineStream
 from tests.support.server import Server

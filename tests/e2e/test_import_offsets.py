@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cli.main
-from cli.import_offsets import read_settled
+from cli.import_.offsets import read_settled
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.formats import consumer_offsets

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from app.codec import MAX_VALUES
+from app.encoding.codec import MAX_VALUES
 from tests.support.http import assert_problem, ok
 from tests.support.line_stream import LineStream
 

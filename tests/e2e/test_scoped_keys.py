@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 import app.main  # noqa: F401 - it declares all operations
-from app.access import SCOPES
+from app.http.access import SCOPES
 from app.operations import OPERATIONS, Operation
 from tests.support.http import assert_problem, ok
 from tests.support.server import Server

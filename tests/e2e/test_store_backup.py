@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cli.main
-from app import exit_codes
+from app.life import exit_codes
 from tests.support.http import ok, until
 from tests.support.server import Server
 

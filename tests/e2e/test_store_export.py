@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cli.main
-from app import exit_codes
+from app.life import exit_codes
 from app.store_moves.work_folder import UNFINISHED
 from tests.support.golden import tree
 from tests.support.http import ok, until

@@ -20,7 +20,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cli.main
-from app import exit_codes
+from app.life import exit_codes
 from app.store_moves import disk_space, opened_copy
 from app.store_moves.work_folder import UNFINISHED
 from storage.clock import SystemClock

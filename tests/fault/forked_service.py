@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app import assembly, lifecycle
+from app.components import assembly
+from app.life import service_life as lifecycle
 from app.registry.database import Database
 from app.settings import load
 from app.topic_deletions import TopicDeletions

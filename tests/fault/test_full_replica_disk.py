@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.exit_codes import STORAGE_FAILED
-from app.spare_space import SPARE_BYTES
+from app.disk.spare_space import SPARE_BYTES
+from app.life.exit_codes import STORAGE_FAILED
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
 from tests.fault.campaign_size import sized
 from tests.support.http import ok, until

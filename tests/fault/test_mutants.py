@@ -9,9 +9,9 @@ import pytest
 from crc32c import crc32c
 
 from storage.formats import scan, unit
-from storage.local.flusher import Flusher
-from storage.local.log_writer import LogWriter
-from storage.local.recovery import _Behind
+from storage.local.append.flusher import Flusher
+from storage.local.append.log_writer import LogWriter
+from storage.local.recovery.recovery import _Behind
 from storage.message import Durability
 from tests.fault.chain import run_chain
 from tests.fault.failed_syncs import run_failed_sync

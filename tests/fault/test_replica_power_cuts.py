@@ -12,10 +12,10 @@ from app.replicas.frames import Hello
 from app.replicas.sender import BLOCK_BYTES, Refused
 from storage.errors import MessagingError
 from storage.files.simulated import SimulatedDisk
+from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
-from storage.local.repair import Repair
+from storage.local.repair.repair import Repair
 from storage.local.replica_store import LocalReplica
-from storage.local.runner import Lane
 from storage.message import Durability, QueueId
 from tests.fault.campaign_size import sized
 from tests.support.builders import message

@@ -15,9 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.hand_over.broker_files import BrokerFiles
-from app.lifecycle import Phase, ServiceLifecycle
-from app.machine import Machine
-from app.observability import Metrics
+from app.life.machine import Machine
+from app.life.service_life import Phase, ServiceLifecycle
+from app.observability.metrics import Metrics
 from app.settings import Settings
 from delivery.leases.retry_message import retry_queue
 from storage.formats import consumer_offsets, group_configs, names, topic_configs

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from app.idempotency import IdempotencyKeys, KeyedRequest
+from app.idempotency.keys import IdempotencyKeys, KeyedRequest
 from storage.files.vfs import OsVfs
 from storage.formats import checkpoint, names, scan, unit
 from storage.formats import record as records

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from app.lifecycle import Phase, ServiceLifecycle
+from app.life.service_life import Phase, ServiceLifecycle
 from app.main import create_app
 from app.services import Services
 from app.settings import Settings

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from random import Random
 from typing import Any
 
-from app.idempotency import IdempotencyKeys, KeyedRequest
+from app.idempotency.keys import IdempotencyKeys, KeyedRequest
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions

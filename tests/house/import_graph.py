@@ -8,7 +8,7 @@ import grimp
 
 from tests.house.source import PACKAGES, ROOT
 
-_DIVIDED = ("storage", "delivery", "app")  # packages whose parts are drawn
+_DIVIDED = ("storage", "storage.local", "delivery", "app")  # packages whose parts are drawn
 _WIDTH = 90
 
 Graph = Mapping[str, Set[str]]
@@ -21,7 +21,9 @@ def drawing() -> str:
     """
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     groups = [_drawn(_arrows(graph, {name: name for name in PACKAGES}))]
-    groups += [f"{package}/\n{_drawn(_parts(graph, package))}" for package in _DIVIDED]
+    groups += [
+        f"{package.replace('.', '/')}/\n{_drawn(_parts(graph, package))}" for package in _DIVIDED
+    ]
     return "\n\n".join(groups)
 
 
@@ -29,7 +31,7 @@ def _parts(graph: grimp.ImportGraph, package: str) -> Graph:
     parts = graph.find_children(package)
     if package == "app":
         parts = {part for part in parts if (ROOT / part.replace(".", "/")).is_dir()}
-    return _arrows(graph, {part: part.partition(".")[2] for part in parts})
+    return _arrows(graph, {part: part.removeprefix(f"{package}.") for part in parts})
 
 
 def _arrows(graph: grimp.ImportGraph, names: Mapping[str, str]) -> Graph:

@@ -99,7 +99,7 @@ def test_every_bare_test_file_that_the_architecture_names_exists():
 
 
 def test_every_file_and_folder_of_the_product_that_the_architecture_names_exists():
-    """`local/reader.py` or `reader.py`, where the sentence says in which package."""
+    """`read/reader.py` or `reader.py`, where the sentence says in which package."""
     files = [f"/{path}" for path in modules(*PRODUCT)]
     text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     named = [name for name in re.findall(r"`([\w/]+\.py)`", text) if "test" not in name]

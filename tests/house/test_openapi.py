@@ -11,7 +11,7 @@ from msgspec import UNSET
 from openapi_spec_validator import OpenAPIV30SpecValidator, OpenAPIV31SpecValidator
 
 from app.messages.schemas import MessageInput
-from app.openapi import document_3_0
+from app.openapi.document import document_3_0
 from app.operations import ALWAYS, OPERATIONS, READING, WRITING
 from app.problems import PROBLEMS, Problem
 from app.webhooks.answers import CheckQuestion

@@ -39,7 +39,7 @@ AT_HOME = {
     "os": {
         "storage/files/locked_memory.py",
         "storage/files/vfs.py",
-        "storage/local/event_loop.py",
+        "storage/local/lanes/event_loop.py",
     },
     "fcntl": {"storage/files/vfs.py"},
     "mmap": {"storage/files/locked_memory.py", "storage/files/vfs.py"},
@@ -51,14 +51,17 @@ AT_HOME = {
     "threading": {
         "storage/files/handles.py",
         "storage/files/write_pool.py",
-        "storage/local/event_loop.py",
-        "storage/local/ranges.py",
+        "storage/local/lanes/event_loop.py",
+        "storage/local/log/ranges.py",
     },
     "concurrent": set(),
 }
 # Below the seam everything is plain and synchronous; these are the bridge (house: async above the
 # seam, threads below it).
-_BRIDGE = ("engine", "local_store", "reader", "offset_commits", "futures", "event_loop")
+_BRIDGE = (
+    "engine", "local_store", "read/reader", "append/offset_commits", "lanes/futures",
+    "lanes/event_loop",
+)  # fmt: skip
 # And these keep order among those who wait, for the floors above the seam.
 _FOR_THE_FLOORS_ABOVE = {
     "storage/derived_table.py",

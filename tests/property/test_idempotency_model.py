@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from app.idempotency import IdempotencyKeys, KeyedRequest
+from app.idempotency.keys import IdempotencyKeys, KeyedRequest
 from storage.errors import IdempotencyKeyReused
 from storage.local.options import FlushPolicy
 from storage.message import QueueId

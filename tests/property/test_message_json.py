@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import codec
 from app.consume.handlers import parts_of_received
 from app.consume.schemas import ReceivedMessages
+from app.encoding import codec
 from app.messages.view import joined
 from delivery.receive.receive import LeasedMessage
 from storage.formats import inner_batch, properties, stored_record, unit

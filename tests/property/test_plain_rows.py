@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from app import codec
+from app.encoding import codec
 from app.messages import packed, packed_plain, plain_rows
 from app.messages.build import build
 from app.messages.schemas import BatchInput, BatchResult

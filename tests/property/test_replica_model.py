@@ -16,7 +16,7 @@ import pytest
 from app.replicas.leader import Leader
 from app.replicas.promise import Promise, promises_needed
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION, EpochHistory, common_end
-from storage.local.copies import Copies
+from storage.local.append.copies import Copies
 from tests.fault.campaign_size import sized
 
 WALKS = sized(ci=3_000, full=200_000)

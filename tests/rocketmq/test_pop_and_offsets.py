@@ -11,7 +11,7 @@ import pytest
 from storage.files.vfs import ReadOnlyVfs
 from storage.formats import consumer_offsets
 from storage.formats.consumer_offsets import GroupQueue
-from storage.local import config_files
+from storage.local.broker import config_files
 from tests.rocketmq.broker import Broker
 from tests.rocketmq.driver import Json, keys, message
 from tests.rocketmq.service import Service

@@ -10,7 +10,7 @@ from pathlib import Path
 import uvicorn
 
 from app.main import create_app
-from app.observability import configure_logging
+from app.observability.logs import configure_logging
 from app.settings import load
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from app import codec
+from app.encoding import codec
 from app.messages.view import joined as in_columns
 from app.messages.view import message_view, parts_of_list
 from app.word_sets import PayloadForm

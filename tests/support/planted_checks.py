@@ -17,7 +17,7 @@ from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.delay_progress import LevelOffsets
 from storage.formats.index_file import ENTRY, SLOT, Header
-from storage.local import group_offsets
+from storage.local.queues import group_offsets
 from storage.message import Message, QueueId, StoredMessage
 from tests.support import plain_audit
 from tests.support.planted import changed

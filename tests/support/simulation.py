@@ -15,9 +15,9 @@ from storage.errors import StorageError
 from storage.files.simulated import PowerCut, SimulatedDisk
 from storage.files.vfs import Vfs
 from storage.identifiers import Identifiers
+from storage.local.lanes.runner import Lane, Timer
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.runner import Lane, Timer
 
 T = TypeVar("T")
 

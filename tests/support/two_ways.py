@@ -18,9 +18,9 @@ from typing import Any
 
 import httptools
 
-from app.access import KeyOptions
-from app.connections import Connections
-from app.lifecycle import Phase
+from app.http.access import KeyOptions
+from app.http.connections import Connections
+from app.life.service_life import Phase
 from app.main import create_app, http_server
 from app.server import asgi
 from app.server.connection import Connection, HotTake, HttpServer

@@ -13,9 +13,9 @@ import pytest
 from storage.errors import Backpressure, FlushFailed, NotEnoughCopies, StoreClosed
 from storage.files.simulated import SimulatedDisk
 from storage.local import epoch_begin
+from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
-from storage.local.runner import Lane
 from storage.message import Durability, QueueId, safe_on
 from tests.support.builders import message
 from tests.support.lives import in_world

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.body_budget import SMALL_BYTES, BodyBudget, BodyShare, NoRoom
+from app.bodies.budget import SMALL_BYTES, BodyBudget, BodyShare, NoRoom
 from app.problems import Refusal
 
 LIMIT = 64 * SMALL_BYTES

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app import codec
-from app.body_process import BodyProcess
-from app.body_thread import LOOP_BYTES, THREAD_BYTES, BodyThread
+from app.bodies.process import BodyProcess
+from app.bodies.thread import LOOP_BYTES, THREAD_BYTES, BodyThread
+from app.encoding import codec
 from app.messages import packed
 from app.messages.build import build, build_reply
 from app.messages.payload import JudgedEntry, read_batch, read_batch_by_entry, read_line

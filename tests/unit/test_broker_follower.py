@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.duplex import until_one_ends
+from app.http.duplex import until_one_ends
 from app.rocketmq.broker_state import OtherLog
 from app.rocketmq.follow import BrokerFollower, CannotFollow, Pace
 from app.rocketmq.followed_log import NOTE, BadNote, CopyFailed, last_record, read_note

@@ -4,7 +4,7 @@ sent them.
 
 import pytest
 
-from app.browsers import Authority, BrowserRules, parse_authority, request_host
+from app.http.browsers import Authority, BrowserRules, parse_authority, request_host
 from app.problems import Refusal
 
 HERE = "127.0.0.1:8080"

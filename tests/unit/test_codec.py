@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app import codec
+from app.encoding import codec
 from app.problems import Refusal
 
 DEPTH = 3

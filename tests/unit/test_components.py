@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
-from app import exit_codes, lifecycle
-from app.component import Component, Gauge
-from app.lifecycle import Phase, ServiceLifecycle
-from app.machine import Machine
-from app.node_life import NodeLife
-from app.observability import Metrics
+from app.components.component import Component, Gauge
+from app.life import exit_codes
+from app.life import service_life as lifecycle
+from app.life.machine import Machine
+from app.life.node_life import NodeLife
+from app.life.service_life import Phase, ServiceLifecycle
+from app.observability.metrics import Metrics
 from app.replicas import folder
 from app.settings import Settings
 from scheduler.loops import Loop

@@ -43,10 +43,10 @@ from storage.formats.group_configs import (
     Subscribed,
 )
 from storage.formats.topic_configs import TopicConfig, TopicConfigs, TopicKind
-from storage.local import config_files
-from storage.local.config_files import ConfigFiles
+from storage.local.broker import config_files
+from storage.local.broker.config_files import ConfigFiles
+from storage.local.broker.delay_files import DelayFiles
 from storage.local.data_directory import DataDirectory
-from storage.local.delay_files import DelayFiles
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "rocketmq-5.3.3"
 ROOT = PurePosixPath("/data/store")

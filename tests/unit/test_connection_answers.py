@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.connections import Connections
+from app.http.connections import Connections
 from app.server.asgi import answer
 from app.server.connection import HttpServer
 from app.settings import HttpOptions

@@ -1,6 +1,6 @@
 """Which connections are served when there are too many."""
 
-from app.connections import IDLE_SECONDS, Connections
+from app.http.connections import IDLE_SECONDS, Connections
 
 
 class Time:

@@ -11,9 +11,9 @@ from storage.files.vfs import OsVfs
 from storage.formats import names
 from storage.formats.timer_list import SNAPSHOT
 from storage.local.data_directory import DataDirectory
-from storage.local.due_index import LocalDueIndex, Made
 from storage.local.snapshot_files import SnapshotFiles
-from storage.local.timer_files import TimerFolder
+from storage.local.timers.due_index import LocalDueIndex, Made
+from storage.local.timers.timer_files import TimerFolder
 from storage.message import NEVER_MS, DueEntry, QueueId
 from storage.store import Snapshot
 from tests.support.snapshot_link import SnapshotLink

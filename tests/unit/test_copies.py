@@ -1,6 +1,6 @@
 """Up to where enough disks have the log."""
 
-from storage.local.copies import Copies
+from storage.local.append.copies import Copies
 from storage.message import safe_on
 
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from app.answering import count
-from app.body_budget import UNCOUNTED_BYTES, BodyBudget, BodyShare, NoRoom
-from app.exchange import Reply
+from app.bodies.budget import UNCOUNTED_BYTES, BodyBudget, BodyShare, NoRoom
+from app.http.exchange import Reply
 
 LIMIT = 4 * UNCOUNTED_BYTES
 LONG = Reply(200, [b"x" * UNCOUNTED_BYTES, b"x"])

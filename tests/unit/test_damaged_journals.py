@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.idempotency import IdempotencyKeys
+from app.idempotency.keys import IdempotencyKeys
 from delivery.leases.events import LEASE_QUEUE
 from delivery.options import RequestOptions
 from delivery.requests.events import REQUEST_QUEUE
@@ -23,7 +23,7 @@ from scheduler.scheduled_message import TIMER_QUEUE
 from storage.errors import CorruptRecord, StorageError, UnknownFormat
 from storage.files.simulated import SimulatedDisk
 from storage.formats.names import IDEMPOTENCY_TOPIC, OFFSET_TOPIC
-from storage.local.repair import Repair
+from storage.local.repair.repair import Repair
 from storage.message import Durability, QueueId, StoredMessage
 from storage.store import MessageStore, find_message
 from tests.support.builders import message

@@ -9,12 +9,12 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from cli import dump
+from cli.store import dump
 from storage.files.segments import Segments
 from storage.files.vfs import OsVfs, ReadOnlyVfs
 from storage.formats import names, scan
 from storage.formats import record as records
-from storage.local.survey import survey
+from storage.local.repair.survey import survey
 from storage.local.verify.log_pass import LogWalk
 from storage.local.verify.scope import Scope, SegmentFile
 from tests.support.builders import messages

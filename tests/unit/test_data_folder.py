@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from app.data_folder import make_data_folder
+from app.disk.data_folder import make_data_folder
 
 
 @pytest.fixture

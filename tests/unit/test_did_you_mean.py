@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import UNSET, Meta, UnsetType
 
-from app import codec
+from app.encoding import codec
 from app.problems import Refusal
 
 

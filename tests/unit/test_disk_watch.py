@@ -15,7 +15,7 @@ from app.disk.diagnosis import CODES
 from app.disk.kernel_files import KernelReading
 from app.disk.proc import CacheCounters, DeviceCounters, PressureCounters, ProcessCounters
 from app.disk.watch import DiskWatch
-from app.observability import Metrics
+from app.observability.metrics import Metrics
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom

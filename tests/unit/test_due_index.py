@@ -17,7 +17,7 @@ from storage.formats import timer_file
 from storage.formats.timer_file import DamagedTimers
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.timer_files import Memory
+from storage.local.timers.timer_files import Memory
 from storage.message import DueEntry, QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World

@@ -4,8 +4,8 @@ import asyncio
 import threading
 from pathlib import Path
 
-from storage.local.event_loop import EventLoopRunner
-from storage.local.runner import Lane
+from storage.local.lanes.event_loop import EventLoopRunner
+from storage.local.lanes.runner import Lane
 
 
 async def test_results_come_back_to_the_loop_in_the_order_of_their_jobs():

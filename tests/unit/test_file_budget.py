@@ -4,7 +4,7 @@ the start is refused.
 
 import pytest
 
-from app.file_budget import fit, plan
+from app.life.file_budget import fit, plan
 from app.replicas.listener import MOST_STRANGERS
 from app.replicas.options import ReplicaOptions
 from app.settings import ConfigurationError, HttpOptions, Settings

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from storage.local.futures import EndWaits
+from storage.local.lanes.futures import EndWaits
 
 
 def test_a_wait_that_its_caller_gives_up_takes_no_memory_any_more():

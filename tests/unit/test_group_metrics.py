@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from app.group_metrics import GroupMetrics
-from app.observability import Metrics
+from app.observability.group_metrics import GroupMetrics
+from app.observability.metrics import Metrics
 from app.registry.consumer_groups import ConsumerGroups
 from delivery.group_figures import GroupFigures
 from delivery.groups import GroupRules

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from app.connections import Connections
+from app.http.connections import Connections
 from app.server.connection import Connection, HttpServer
 from app.server.request import Request
 from app.settings import HttpOptions

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from app.connections import Connections
+from app.http.connections import Connections
 from app.server.asgi import answer
 from app.server.connection import Connection, HttpServer
 from app.settings import HttpOptions

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from app.body_budget import BodyBudget
-from app.observability import Metrics
+from app.bodies.budget import BodyBudget
+from app.observability.metrics import Metrics
 from app.server.hot import Asked, HotParts, HotTurn
 from storage.errors import MessageTooLarge
 from tests.support.two_ways import Way

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.idempotency import IdempotencyKeys, KeyedRequest
-from app.stored_responses import MessagePlace, ResponseTable, StoredResponse
+from app.idempotency.keys import IdempotencyKeys, KeyedRequest
+from app.idempotency.stored_responses import MessagePlace, ResponseTable, StoredResponse
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.memory import MemoryMessageStore
 from storage.message import QueueId, StoredMessage

@@ -25,8 +25,8 @@ from storage.formats import index_file, key_scan, properties, scan
 from storage.formats import record as records
 from storage.formats.names import file_name
 from storage.formats.queue_entry import tag_hash
-from storage.local import key_index
-from storage.local.key_index import KeyIndex
+from storage.local.index import key_index
+from storage.local.index.key_index import KeyIndex
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.snapshot_files import SnapshotFiles

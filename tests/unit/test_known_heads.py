@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from pydantic import SecretStr
 
-from app.access import KeyOptions
+from app.http.access import KeyOptions
 from tests.support.two_ways import Way
 
 KEY = "a key that nobody guesses"

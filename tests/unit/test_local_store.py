@@ -32,11 +32,11 @@ from storage.formats import record as records
 from storage.formats import scan, unit
 from storage.formats.names import file_name
 from storage.formats.row import rows_of
-from storage.local import replay
+from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
-from storage.local.repair import Repair
-from storage.local.runner import Lane
+from storage.local.queues import replay
+from storage.local.repair.repair import Repair
 from storage.message import Appended, Durability, Placed, QueueId, StoredMessage
 from storage.store import Snapshot
 from tests.support.builders import message, messages

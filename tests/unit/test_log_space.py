@@ -17,8 +17,8 @@ from storage.files.vfs import OsVfs
 from storage.formats import queue_entry
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
+from storage.local.log.preparer import end_before_kept, end_with_kept
 from storage.local.options import LocalStoreOptions
-from storage.local.preparer import end_before_kept, end_with_kept
 from storage.message import Durability, QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, End, World

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from app.loop_watch import LoopWatch
+from app.observability.loop_watch import LoopWatch
 
 _PATIENCE_SECONDS = 60
 

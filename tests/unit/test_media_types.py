@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.exchange import JSON, preferred
+from app.http.exchange import JSON, preferred
 from app.messages.frames import MEDIA_TYPE
 
 OFFERED = (JSON, MEDIA_TYPE)

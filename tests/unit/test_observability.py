@@ -6,7 +6,7 @@ import sys
 
 FAILING = """
 import structlog
-from app.observability import configure_logging
+from app.observability.logs import configure_logging
 configure_logging(level="info", readable={readable})
 def handle(payload):
     raise ValueError("no such colour")

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from app.exchange import Call, Reply, reply
+from app.http.exchange import Call, Reply, reply
 from app.messages import send
 from app.operations import OPERATIONS, operation, operations_of
 from app.services import Services

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.pages import PAGE_BYTES, fitting
+from app.encoding.pages import PAGE_BYTES, fitting
 
 
 @pytest.mark.parametrize(

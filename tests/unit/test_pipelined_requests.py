@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.connections import Connections
+from app.http.connections import Connections
 from app.server.asgi import answer
 from app.server.connection import Connection, HttpServer
 from app.server.request import Request

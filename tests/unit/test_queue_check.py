@@ -11,9 +11,9 @@ from storage.errors import CorruptRecord
 from storage.files.simulated import SimulatedDisk
 from storage.formats.names import file_name
 from storage.formats.queue_entry import ENTRY_BYTES, QueueEntry, encode, tag_hash
-from storage.local import log_walk
-from storage.local.commit_log import CommitLog
 from storage.local.local_store import LocalMessageStore
+from storage.local.log import log_walk
+from storage.local.log.commit_log import CommitLog
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message

@@ -3,8 +3,8 @@
 import pytest
 from structlog.testing import capture_logs
 
-from app.observability import Metrics
-from app.rates import INTERVAL_MS, RateWatch, RequestClass
+from app.observability.metrics import Metrics
+from app.observability.rates import INTERVAL_MS, RateWatch, RequestClass
 from tests.support.clock import ManualClock
 
 

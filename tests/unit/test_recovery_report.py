@@ -12,9 +12,9 @@ import pytest
 from storage.clock import SystemClock
 from storage.files.vfs import OsVfs
 from storage.identifiers import Identifiers, SystemRandom
-from storage.local import recovery_reports
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
+from storage.local.recovery import recovery_reports
 from storage.store_status import RecoveryReport, StartStep
 from tests.support.builders import a_log, encoded, message, messages
 from tests.support.simulation import World

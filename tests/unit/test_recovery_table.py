@@ -13,7 +13,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.formats import checkpoint
 from storage.formats.names import file_name
 from storage.local.options import LocalStoreOptions
-from storage.local.recovery import RECOVERY, Ending, Verdict
+from storage.local.recovery.recovery import RECOVERY, Ending, Verdict
 from tests.support.builders import a_log, encoded, messages
 from tests.support.simulation import ROOT, World
 

@@ -21,8 +21,8 @@ from storage.formats import record as records
 from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.repair import Repair
-from storage.local.repair_report import Done, Finding, LostOffsets, RepairRefused
+from storage.local.repair.repair import Repair
+from storage.local.repair.repair_report import Done, Finding, LostOffsets, RepairRefused
 from storage.message import OffsetRange, QueueId
 from tests.support.builders import encoded, message
 from tests.support.simulation import ROOT, World

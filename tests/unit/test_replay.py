@@ -15,9 +15,9 @@ from storage.files.vfs import OsVfs
 from storage.formats import queue_entry, scan
 from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.local import consume_queue, queue_ends, replay
-from storage.local.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
-from storage.local.replay import Replay
+from storage.local.queues import consume_queue, queue_ends, replay
+from storage.local.queues.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
+from storage.local.queues.replay import Replay
 from storage.message import QueueId
 from tests.support.broker_log import COMMIT, INNER, BrokerLog, Stored, inner_batch
 

@@ -9,8 +9,8 @@ import pytest
 
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import PowerCut, SimulatedDisk
-from storage.local.repair import Repair
-from storage.local.repair_report import RepairRefused
+from storage.local.repair.repair import Repair
+from storage.local.repair.repair_report import RepairRefused
 from tests.support.lives import in_world
 from tests.support.replicated import (
     SEGMENT_BYTES,

@@ -1,12 +1,12 @@
 """The end of a replica in the place of the service."""
 
-from app import exit_codes, replica_life
-from app.machine import Machine
+from app.life import exit_codes, replica_life
+from app.life.machine import Machine
+from app.life.replica_life import ReplicaLife
 from app.names.registrar import CannotRegister
 from app.names.registration import NodeRegistration
 from app.names.schemas import NodeRegistered
-from app.observability import Metrics
-from app.replica_life import ReplicaLife
+from app.observability.metrics import Metrics
 from app.settings import Settings
 
 

@@ -14,10 +14,10 @@ from storage.errors import CorruptRecord, StorageFull, StoreClosed, UnknownTopic
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.formats.epochs import EPOCHS_OF_A_PROMOTION
-from storage.local import received_units
+from storage.local.append import received_units
+from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import AppendMode
-from storage.local.runner import Lane
 from storage.local.verify.verification import StoreVerification
 from storage.message import QueueId
 from tests.support import replicated

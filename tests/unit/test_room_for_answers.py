@@ -4,8 +4,8 @@ import asyncio
 import threading
 from types import SimpleNamespace
 
-from app.body_budget import BodyBudget, BodyShare
-from app.body_thread import THREAD_BYTES, BodyThread
+from app.bodies.budget import BodyBudget, BodyShare
+from app.bodies.thread import THREAD_BYTES, BodyThread
 from app.consume.handlers import AnswerRoom
 from storage.message import QueueId, StoredMessage
 

@@ -14,7 +14,7 @@ from storage.formats import scan
 from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.scrub import SNAPSHOT
+from storage.local.scrub.scrub import SNAPSHOT
 from tests.support.builders import message
 from tests.support.lives import in_world
 from tests.support.simulation import ROOT, World

@@ -1,8 +1,8 @@
 """The answer to acknowledgements, all of which were accepted."""
 
-from app import codec
 from app.consume.handlers import all_acknowledged
 from app.consume.schemas import SettleResult, SettleResults
+from app.encoding import codec
 from delivery.leases import receipt_handle
 
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.formats import skimmed
-from storage.local.replay import tags_code
+from storage.local.queues.replay import tags_code
 
 _PIECES = st.sampled_from(
     [

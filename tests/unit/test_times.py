@@ -2,7 +2,7 @@
 
 import pytest
 
-from app import codec
+from app.encoding import codec
 from app.problems import Refusal
 
 FIRST, LAST = "0001-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"

@@ -13,9 +13,9 @@ import pytest
 from storage.errors import Backpressure, UnknownTopic
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
+from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.runner import Lane
 from storage.message import QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World

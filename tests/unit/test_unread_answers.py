@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.body_budget import BodyBudget
-from app.connections import Connections
+from app.bodies.budget import BodyBudget
+from app.http.connections import Connections
 from app.server.asgi import answer
 from app.server.connection import Connection, HttpServer
 from app.server.request import Request

@@ -18,9 +18,9 @@ from storage.files.unreadable import Unreadable
 from storage.formats import index_file, queue_entry
 from storage.formats.names import file_name
 from storage.formats.queue_entry import ENTRY_BYTES, tag_hash
-from storage.local.consume_queue import ConsumeQueue, QueueFiles, Unflushed
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
+from storage.local.queues.consume_queue import ConsumeQueue, QueueFiles, Unflushed
 from storage.message import OffsetRange, QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app import message_pack
+from app.encoding import message_pack
 from app.messages.splitter import ValueSplitter
 from app.problems import Refusal
 from tests.support.packed import VALUES

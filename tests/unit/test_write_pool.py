@@ -17,9 +17,9 @@ from storage.files import locked_memory, write_pool
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.formats import unit
+from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import AppendMode, FlushPolicy, LocalStoreOptions
-from storage.local.runner import Lane
 from storage.message import Durability, QueueId
 from tests.support.builders import message
 from tests.support.simulation import World

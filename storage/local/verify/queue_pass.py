@@ -16,7 +16,7 @@ from storage.files.handles import Handles
 from storage.formats import inner_batch, lost_note, names, queue_entry
 from storage.formats import record as records
 from storage.formats.queue_entry import ENTRY_BYTES
-from storage.local.replay import LOST_TOPIC, QUEUED, entries_of_batch, tags_code
+from storage.local.queues.replay import LOST_TOPIC, QUEUED, entries_of_batch, tags_code
 from storage.local.verify import scope as scopes
 from storage.local.verify.log_pass import Piece
 from storage.local.verify.scope import CONSUME_QUEUES, FoundAt, Scope

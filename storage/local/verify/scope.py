@@ -14,7 +14,7 @@ from storage.errors import StoreRecovering
 from storage.files import durable
 from storage.files.vfs import Vfs
 from storage.formats import checkpoint, names, snapshot_file
-from storage.local.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
+from storage.local.recovery.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.message import OffsetRange, QueueId
 from storage.store_status import Finding
 

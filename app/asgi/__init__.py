@@ -1,0 +1,1 @@
+"""The operations as an ASGI application: its middleware, its routes."""

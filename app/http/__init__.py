@@ -1,0 +1,1 @@
+"""One request over HTTP, whatever serves it: its connection, its key, its origin, its answer."""

@@ -1,0 +1,1 @@
+"""Idempotency keys, and the responses that their requests got."""

@@ -1,0 +1,1 @@
+"""Log lines, metrics and rates: the process as an operator sees it."""

@@ -1,0 +1,1 @@
+"""`escrowmq audit`, `compact`, `reconcile` and `watch`."""

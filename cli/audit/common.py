@@ -1,0 +1,131 @@
+"""The common parts of the audit's commands: options, required packages, the report."""
+
+import json
+import platform
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from audit.checks.kinds import FAULTY_KINDS, KINDS
+from audit.uris import without_secrets
+from audit.verdicts import FAIL_ON, FINDINGS
+from cli.common import LOCK, Exit, needs, write_whole
+
+Log = Annotated[
+    list[str],
+    typer.Option(
+        help="The store's folder (it holds commitlog/), the data directory around it, or a folder "
+        "of segments; a path or a URI. Several are read as one log: an archive and the store."
+    ),
+]
+_MASTERS = ("local", "spark://", "yarn", "k8s://")  # as SparkSubmit tells them apart
+
+
+def _known_master(master: str | None) -> str | None:
+    """Refuse a master that Spark would refuse, before Java starts."""
+    if master is not None and not master.startswith(_MASTERS):
+        raise typer.BadParameter(
+            f"{master}: a master is local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"
+        )
+    return master
+
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Spark master: local[*], spark://host:7077, yarn, k8s://...; not needed with "
+            "spark-submit."
+        ),
+        callback=_known_master,
+    ),
+]
+
+
+def status_of(report: dict[str, Any]) -> Exit:
+    if not report["balanced"]:
+        return Exit.NOT_BALANCED
+    return Exit.FINDINGS if report["findings"]["total"] else Exit.CLEAN
+
+
+def needs_spark(*, instead: str = "") -> None:
+    """Ends with NOT_CARRIED_OUT where it is not installed; `instead`: what does without it."""
+    needs(
+        "pyspark",
+        "pyarrow",
+        text=f"The audit needs Spark: `make audit` installs it, or: {LOCK}{instead}",
+    )
+
+
+def needs_matplotlib() -> None:
+    needs("matplotlib", text=f"A page with plots needs matplotlib: {LOCK}")
+
+
+def check_database(url: str, option: str) -> None:
+    """Wrong usage, where this is no URL of a database that SQLAlchemy knows. Repeats none of it."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        made = make_url(url)
+        made.get_dialect()
+    except (ArgumentError, ValueError):
+        text = "not a URL of a database that SQLAlchemy knows, such as postgresql://USER@HOST/NAME"
+        raise typer.BadParameter(text, param_hint=option) from None
+    if "@" in (made.host or ""):
+        raise typer.BadParameter("write an @ in a password as %40", param_hint=option)
+
+
+def named_kinds(text: str) -> set[str]:
+    """Names in a `--fail-on`; none in the words that stand for several."""
+    return set() if text in ("none", "faults") else {name.strip() for name in text.split(",")}
+
+
+def counted_by(text: str) -> Callable[[str], bool]:
+    """Parse `--fail-on`: a predicate of the kinds that count as findings."""
+    if text == "none":
+        return lambda name: False
+    if text == "faults":
+        return {*FAIL_ON, *FAULTY_KINDS}.__contains__
+    wanted = named_kinds(text)
+    unknown = sorted(wanted - {*FINDINGS, *KINDS})
+    if unknown:
+        raise typer.BadParameter(
+            f"{', '.join(unknown)}; there are {', '.join([*FINDINGS, *KINDS])}",
+            param_hint="--fail-on",
+        )
+    return wanted.__contains__
+
+
+def run_part(
+    report_id: str, log: Sequence[str], master: str | None, begun_at: datetime, status: Exit
+) -> dict[str, Any]:
+    """Report fields that differ between runs over the same bytes."""
+    ended_at = datetime.now(UTC)
+    return {
+        "report_id": report_id,
+        "started_at": begun_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "finished_at": ended_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "seconds": round((ended_at - begun_at).total_seconds(), 3),
+        "exit_status": int(status),
+        "log": without_secrets(", ".join(log)),
+        **({} if master is None else {"master": master}),
+        "python": platform.python_version(),
+    }
+
+
+def report_id_of(begun_at: datetime) -> str:
+    """A new id for a report without a given name."""
+    return f"rpt_{begun_at:%Y%m%dT%H%M%S%f}"
+
+
+def write_report(where: str, report: dict[str, Any]) -> None:
+    write_whole(where, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_page(where: str, report: dict[str, Any]) -> None:
+    from audit import page
+
+    write_whole(where, page.render(report))

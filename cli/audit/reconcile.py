@@ -1,0 +1,116 @@
+"""`escrowmq audit reconcile`: the log held against the producers' own database. Spark is imported
+when it runs.
+"""
+
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cli.audit.common import (
+    Log,
+    Master,
+    check_database,
+    needs_spark,
+    report_id_of,
+    run_part,
+    status_of,
+    write_report,
+)
+from cli.common import Exit, check_file, in_short, say
+
+
+def reconcile(
+    log: Log,
+    database: Annotated[
+        str,
+        typer.Option(
+            help="Database with the producers' markers, as an SQLAlchemy URL: postgresql://..."
+        ),
+    ],
+    table: Annotated[
+        str, typer.Option(help="Table of markers, with one row for each transaction.")
+    ] = "markers",
+    id_column: Annotated[
+        str, typer.Option(help="Column with the id of the transaction.")
+    ] = "transaction_id",
+    outcome_column: Annotated[str, typer.Option(help="Column with the outcome.")] = "outcome",
+    commit_value: Annotated[
+        str, typer.Option(help="Value of the outcome column for a commit.")
+    ] = "commit",
+    rollback_value: Annotated[
+        str, typer.Option(help="Value of the outcome column for a rollback.")
+    ] = "rollback",
+    producer_group: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Only transactions of this producer group; may be given several times. By default "
+                "the database has markers for every transaction in the log."
+            )
+        ),
+    ] = None,
+    json_file: Annotated[
+        str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
+    ] = None,
+    master: Master = None,
+    split_mb: Annotated[
+        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
+    ] = 64,
+    driver_memory: Annotated[
+        str, typer.Option(help="Memory of the Java process that drives Spark.")
+    ] = "2g",
+) -> None:
+    """Compare the log with the markers that producers write in their own transactions: lost events
+    and phantoms.
+
+    Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not
+    balance.
+    """
+    begun_at = datetime.now(UTC)
+    needs_spark()
+    check_database(database, "--database")
+    if commit_value == rollback_value:
+        raise typer.BadParameter("it is that of a commit, too", param_hint="--rollback-value")
+    check_file(json_file, "--json")
+    from audit.errors import NoSuchGroup
+
+    try:
+        from audit import log_range
+        from audit.reconcile import Markers, read_markers, run
+        from audit.session import session
+
+        found = log_range.find_log(log)
+        markers = read_markers(
+            Markers(database, table, id_column, outcome_column, commit_value, rollback_value)
+        )  # before Spark
+        with tempfile.TemporaryDirectory() as folder:
+            length, settings = found.end - found.begin, {"spark.driver.memory": driver_memory}
+            with session(
+                master, log=Path(folder) / "spark.log", to_read_bytes=length, settings=settings
+            ) as spark:
+                report = run(
+                    spark,
+                    found,
+                    markers,
+                    producer_groups=producer_group or (),
+                    split_bytes=split_mb << 20,
+                )
+        status = status_of(report)
+        if json_file is not None:
+            write_report(
+                json_file,
+                {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)},
+            )
+        from audit import summary
+
+        summary.show_reconciliation(Console(soft_wrap=True), report)
+    except NoSuchGroup as error:
+        raise typer.BadParameter(str(error), param_hint="--producer-group") from None
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+        say(f"The log could not be reconciled: {in_short(error)}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    raise typer.Exit(status)

@@ -1,0 +1,196 @@
+"""`escrowmq audit watch`: the audit of a log that goes on. Spark is imported when it runs."""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from audit.checks.kinds import KINDS
+from audit.terminal import printable
+from cli.audit.commands import ProgressAs
+from cli.audit.common import (
+    Master,
+    counted_by,
+    named_kinds,
+    needs_spark,
+    report_id_of,
+    run_part,
+    status_of,
+    write_report,
+)
+from cli.common import Exit, check_file, in_short, say
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+def watch(
+    log: Annotated[
+        str,
+        typer.Option(
+            help="The store's folder, of a running or stopped service; as for `audit run`."
+        ),
+    ],
+    state: Annotated[
+        str,
+        typer.Option(
+            help="Folder for the state of the watch: a path or a URI that all workers share."
+        ),
+    ],
+    until_caught_up: Annotated[
+        bool,
+        typer.Option(
+            "--until-caught-up", help="End when the present log is processed; for cron jobs."
+        ),
+    ] = False,
+    batch_mb: Annotated[int, typer.Option(help="Size of a batch of the log, in MiB.", min=1)] = 256,
+    interval_ms: Annotated[
+        int, typer.Option(help="Interval between looks for new log, in milliseconds.", min=100)
+    ] = 5_000,
+    horizon_ms: Annotated[
+        int,
+        typer.Option(
+            help=(
+                "How long a decided transaction is kept in the state after its last record, in "
+                "log time."
+            ),
+            min=0,
+        ),
+    ] = 3_600_000,
+    fail_on: Annotated[
+        str,
+        typer.Option(help="What counts as a finding: comma-separated names, `none`, or `faults`."),
+    ] = "faults",
+    json_file: Annotated[
+        str | None,
+        typer.Option("--json", help="Write the counts to this file at the end, a path or a URI."),
+    ] = None,
+    progress: Annotated[
+        ProgressAs,
+        typer.Option(
+            help=(
+                "Format of findings and batches on standard output: text, or JSON lines without a "
+                "summary."
+            )
+        ),
+    ] = ProgressAs.TEXT,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print findings only.")] = False,
+    master: Master = None,
+    split_mb: Annotated[
+        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
+    ] = 64,
+    driver_memory: Annotated[
+        str, typer.Option(help="Memory of the Java process that drives Spark.")
+    ] = "2g",
+    spark_log: Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")] = None,
+) -> None:
+    """Keep the verdicts of a growing log up to date, and report findings as they appear. SIGINT and
+    SIGTERM end it.
+
+    Started again with the same --state, it continues where it was.
+
+    Exit status, of all counts since the beginning: 0 clean; 1 findings; 2 wrong usage; 3 the
+    command failed; 4 the counts do not balance.
+    """
+    begun_at = datetime.now(UTC)
+    needs_spark()
+    counted = counted_by(fail_on)
+    check_file(json_file, "--json")
+    if unknown := sorted(named_kinds(fail_on) & set(KINDS)):
+        raise typer.BadParameter(
+            f"{', '.join(unknown)}: a watch has no checks", param_hint="--fail-on"
+        )
+    keeps_log = spark_log is not None
+    spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
+    told = _Told(progress, is_quiet=quiet)
+    try:
+        from audit.log_range import find_log
+
+        find_log(log)  # before Spark: where there is no log, that is said at once
+
+        from audit.session import session
+        from audit.watch import Watch
+        from audit.watch_state import StateFolder
+
+        over = threading.Event()
+        with session(
+            master, log=spark_log, settings={"spark.driver.memory": driver_memory}
+        ) as spark:
+            for number in _ENDING:  # behind the session: Spark has a handler of its own
+                signal.signal(number, lambda *_: over.set())
+            watching = Watch(
+                spark,
+                log,
+                StateFolder(state),
+                counted=counted,
+                horizon_ms=horizon_ms,
+                on_step=told.step,
+                split_bytes=split_mb << 20,
+            )
+            interval = None if until_caught_up else interval_ms
+            watching.run(batch_bytes=batch_mb << 20, interval_ms=interval, over=over)
+            report = {**watching.report(), "engine": f"spark {spark.version}"}
+        status = status_of(report)
+        if json_file is not None:
+            write_report(
+                json_file,
+                {
+                    **report,
+                    "run": run_part(report_id_of(begun_at), [log], master, begun_at, status),
+                },
+            )
+        if progress is ProgressAs.TEXT and not quiet:
+            from audit import summary
+
+            summary.show(Console(soft_wrap=True), report, exit_status=status)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+        say(f"The watch could not go on: {in_short(error)}")
+        if spark_log.exists() and spark_log.stat().st_size:
+            say(f"What Spark had to say is in {spark_log}")
+        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    if not keeps_log:
+        spark_log.unlink(missing_ok=True)
+    raise typer.Exit(status)
+
+
+class _Told:
+    """Standard output, a line for each finding and each batch."""
+
+    def __init__(self, progress: ProgressAs, *, is_quiet: bool) -> None:
+        self._is_json = progress is ProgressAs.JSON
+        self._is_quiet = is_quiet
+
+    def step(self, step: Any) -> None:
+        for item in step.findings:
+            self._line({"finding": item}, printable(" ".join([item["verdict"], *_rest(item)])))
+        if step.omitted:
+            self._line(
+                {"findings_omitted": step.omitted}, "and more findings than are listed of one batch"
+            )
+        state = step.state
+        if not self._is_quiet:
+            numbers = {
+                "batch": state.batch,
+                "reached": state.reached,
+                "kept": sum(state.open.values()),
+            }
+            self._line(numbers, ", ".join(f"{name} {value:,}" for name, value in numbers.items()))
+
+    def _line(self, values: dict[str, Any], text: str) -> None:
+        sys.stdout.write((json.dumps(values) if self._is_json else text) + "\n")
+        sys.stdout.flush()
+
+
+def _rest(item: dict[str, Any]) -> list[str]:
+    return [
+        name if value is True else f"{name}={value}"
+        for name, value in item.items()
+        if name != "verdict"
+    ]

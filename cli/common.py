@@ -1,0 +1,109 @@
+"""The common parts of the commands: exit statuses, what they say, files at a path or a URI."""
+
+import sys
+from enum import IntEnum
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+
+from audit.terminal import printable
+from audit.uris import is_uri, without_secrets
+
+LOCK = "pip install -r requirements-audit.lock"
+_ERROR_CHARACTERS = 2_000
+_TRACEBACK = "Traceback (most recent call last)"
+
+
+class Exit(IntEnum):
+    CLEAN = 0
+    FINDINGS = 1
+    USAGE = 2
+    NOT_CARRIED_OUT = 3
+    NOT_BALANCED = 4
+
+
+def needs(*packages: str, text: str) -> None:
+    """End with NOT_CARRIED_OUT and the text where one of them is not installed."""
+    if any(find_spec(package) is None for package in packages):
+        say(text)
+        raise typer.Exit(Exit.NOT_CARRIED_OUT)
+
+
+def needs_pyarrow(why: str) -> None:
+    needs("pyarrow", text=f"{why}: {LOCK}")
+
+
+def check_file(where: str | None, option: str) -> None:
+    """Wrong usage, where such a file cannot be written."""
+    if where is None:
+        return
+    if is_uri(where):
+        needs_pyarrow("A URI is written by pyarrow")
+        check_folder(where, option, of_file=True)
+        return
+    file = Path(where)
+    if file.is_dir() or not file.parent.is_dir():
+        raise typer.BadParameter(
+            f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option
+        )
+
+
+def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
+    """Make the folder, or the one that a file is to lie in: wrong usage, where that is not
+    possible.
+    """
+    from audit import whole_files
+    from audit.filesystems import filesystem_of
+
+    try:
+        filesystem, path = filesystem_of(uri)
+        whole_files.make_folder(filesystem, path.rpartition("/")[0] if of_file else path)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(
+            f"it cannot be written: {in_short(error)}", param_hint=option
+        ) from None
+
+
+def read_file(where: str) -> bytes:
+    """Content of a path or a URI. Raises OSError, ValueError."""
+    if not is_uri(where):
+        return Path(where).read_bytes()
+    from audit.filesystems import filesystem_of
+
+    filesystem, path = filesystem_of(where)
+    with filesystem.open_input_file(path) as file:
+        data: bytes = file.read()
+    return data
+
+
+def write_whole(where: str, text: str) -> None:
+    """All of it or nothing, to a path or a URI."""
+    from audit import files
+
+    if not is_uri(where):
+        files.write_whole(where, text.encode("utf-8"))
+        return
+    from audit import whole_files
+    from audit.filesystems import filesystem_of
+
+    filesystem, path = filesystem_of(where)
+    whole_files.write(filesystem, path, text.encode("utf-8"))
+
+
+def in_short(error: Exception) -> str:
+    """Spark's errors go on for pages; what went wrong in a worker stands behind the last of its
+    tracebacks.
+    """
+    text = str(error).partition("\nJVM stacktrace")[0].strip()
+    _, traceback, behind = text.rpartition(_TRACEBACK)
+    if traceback:
+        text = next(
+            (line for line in behind.splitlines()[1:] if line and not line[0].isspace()), text
+        )
+    shown = without_secrets(text)[:_ERROR_CHARACTERS]
+    return f"{type(error).__name__}: " + "\n".join(map(printable, shown.splitlines()))
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

@@ -1,0 +1,1 @@
+"""`escrowmq group`: consumer groups of a running service."""

@@ -1,0 +1,1 @@
+"""`escrowmq import`: take over a RocketMQ store, follow a broker, read its offsets."""

@@ -1,0 +1,1 @@
+"""`escrowmq replica`: follow a service, promote a replica."""

@@ -1,0 +1,1 @@
+"""`escrowmq store`: look at a store, verify it, repair it, copy it."""

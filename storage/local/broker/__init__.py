@@ -1,0 +1,1 @@
+"""Files that a RocketMQ broker and EscrowMQ both read or write."""

@@ -1,0 +1,1 @@
+"""The key index, in RocketMQ's index files."""

@@ -1,0 +1,609 @@
+"""The key index: where the messages with a key lie in the log, in RocketMQ's index files.
+
+Derived; the log gives it back.
+
+A reader of the log: the derive lane feeds it what has become durable, a piece at a time, so that an
+append costs nothing more. What is newer than the files is looked for in the log itself
+(`key_lookup.py`). The read lane asks while the derive lane writes.
+
+Files are written in an order that a crash cannot spoil: the entries, then the slots that point at
+them, then the header that counts them, each synced before the next, then the sums of that state
+(`index_sums.py`). A start leads slots that point past it back along their chains, and is fed again
+from where the state ends. Each block that a lookup reads is compared with its sum; a file that
+differs is made again from the log before the lookup is answered. What this process has written is
+trusted.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import structlog
+from crc32c import crc32c
+
+from storage.clock import Clock
+from storage.files import durable
+from storage.files.handles import Handles
+from storage.files.unreadable import FailingPages, Unreadable, read_derived, read_readable
+from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
+from storage.files.vfs import File, Vfs, is_disk_full, is_unreadable
+from storage.formats import index_file, key_scan
+from storage.formats import record as records
+from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
+from storage.formats.key_scan import Keys
+from storage.formats.record import DamagedRecord
+from storage.formats.scan import Scan
+from storage.local.index.index_sums import BLOCK_SLOTS, IndexSums
+from storage.local.log import log_walk
+from storage.local.log.commit_log import CommitLog
+from storage.local.log.log_walk import Stated
+from storage.local.snapshot_files import SnapshotFiles
+from storage.store import Snapshot
+
+_LOADED_SLOTS = 1 << 20
+
+log = structlog.get_logger()
+
+
+class DoubtfulIndex(Exception):
+    """An index file is not what was written, or has pages that the disk does not give back:
+    `rebuild` makes it again.
+    """
+
+    def __init__(self, file: "IndexFile") -> None:
+        super().__init__(str(file.path))
+        self.file = file
+
+
+class KeyIndex:
+    """The derive lane's but for `find`, which is the read lane's.
+
+    A recovery may feed it before there are lanes.
+    """
+
+    def __init__(
+        self,
+        vfs: Vfs,
+        directory: PurePath,
+        clock: Clock,
+        snapshots: SnapshotFiles,
+        *,
+        slots: int,
+        entries: int,
+        max_open: int,
+        scratch: PurePath,
+    ) -> None:
+        """Reads what the files that exist say of themselves.
+
+        `max_open`: files that are kept open.
+        """
+        self._vfs = vfs
+        self._handles = Handles(vfs, limit=max_open)
+        self._directory = directory
+        self._clock = clock
+        self._snapshots = snapshots
+        self._slots = slots
+        self._entries = entries
+        self._scratch = scratch
+        self._files: tuple[IndexFile, ...] = ()
+        self._failing = FailingPages(clock, is_derived=True)
+        self.rebuilt_files = 0
+        names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
+        for name in names:
+            file = self._open(directory / name, self._load_sums(name))
+            if file is not None and file.has_its_length:
+                self._files = (*self._files, file)
+            elif file is not None:
+                file.close()
+        # Files of other sizes (the settings have changed, or a broker had others), or without their
+        # sums, are made again.
+        self.is_whole = len(self._files) == len(names) and all(
+            file.has_sums for file in self._files
+        )
+        if self._files:
+            newest = self._files[-1]
+            self.is_whole &= read_derived(vfs, newest.path, newest.load) or False
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """The length of each file: by its name the number that its next entry gets."""
+        return {file.path.name: file.header.next_entry for file in self._files}
+
+    def bears_out(self, marks: Mapping[str, int]) -> bool:
+        """Do the files hold at least what they held then?"""
+        held = self.marks
+        return self.is_whole and all(
+            held.get(name, 0) >= next_entry for name, next_entry in marks.items()
+        )
+
+    def clear(self) -> None:
+        """Forget everything: it will be fed from the beginning of the log."""
+        self.close()
+        for name in self._vfs.list_directory(self._directory):
+            self._vfs.remove(self._directory / name)
+            self._snapshots.remove(_sums_name(name))
+        self._vfs.sync_directory(self._directory)
+        self.is_whole = True
+
+    def feed(self, window: bytes, window_offset: int, scan: Scan | Stated) -> int:
+        """Add the keys of the records found in `window`, without those that it has; return their
+        number.
+        """
+        indexed_offset = max(
+            [file.header.end_offset for file in self._files if not file.header.is_empty], default=-1
+        )
+        is_new = scan.record_offsets > indexed_offset
+        found = _keys(window, window_offset, scan.record_offsets[is_new], scan.record_bytes[is_new])
+        self._add(found.hashes, found.log_offsets, found.stored_at_ms)
+        return len(found.hashes)
+
+    def sync(self) -> None:
+        """Everything fed is durable on return."""
+        if self._files:
+            self._sync(self._files[-1])
+
+    def rebuild(self, old: "IndexFile", log_: CommitLog) -> Iterator[None]:
+        """Make the file again from the records whose keys it has; a window of the log for each
+        step.
+        """
+        if old not in self._files:
+            return  # dropped, or made again, meanwhile
+        path = old.path
+        if old is self._files[-1]:
+            self._roll(of_whole=False)  # it grows no more
+        begin, end = max(old.header.begin_offset, log_.first_offset), old.header.end_offset
+        made = self._make(
+            self._scratch / f"rebuilt-{path.name}", old.header._replace(used_slots=0, next_entry=1)
+        )
+        try:
+            walked_end = begin if old.header.is_empty else log_.written_end
+            for piece in log_walk.stated(log_.segments, begin, walked_end):
+                kept = piece.record_offsets <= end
+                found = _keys(
+                    piece.data, piece.offset, piece.record_offsets[kept], piece.record_bytes[kept]
+                )
+                made.add(*[column[: made.room] for column in found])
+                if not kept.all():
+                    break
+                yield
+            made.sync()
+            self._snapshots.save(_sums_name(path.name), Snapshot((made.sums.encode(),), {}))
+            self._vfs.rename(made.path, path)
+        except IndexError:  # its first segment was dropped meanwhile
+            self._vfs.remove(made.path)
+            return  # the next try begins behind it
+        except OSError:
+            self._vfs.remove(made.path)  # else it takes the space that a full disk lacks
+            raise
+        finally:
+            made.close()
+        old.close()
+        made.path = path
+        made.unload()
+        made.trust()
+        self._failing.forget(path)
+        self._files = tuple(made if file is old else file for file in self._files)
+        self._vfs.sync_directory(self._directory)
+        self.rebuilt_files += 1
+        log.error("key_index_rebuilt", file=str(path))
+
+    def find(self, topic: str, key: str, *, from_ms: int, to_ms: int) -> Iterator[int]:
+        """Log offsets of records that may have the key, stored in about [from_ms, to_ms], newest
+        first.
+
+        Not every one has it: keys share hashes, and times are kept in whole seconds.
+        """
+        (key_hash,) = index_file.key_hashes([index_file.index_key(topic, key)]).tolist()
+        for file in reversed(self._files):
+            header = file.header
+            if header.is_empty or header.begin_stored_at_ms > to_ms:
+                continue
+            if header.end_stored_at_ms < from_ms:
+                return
+            try:
+                yield from file.chain(key_hash, from_ms=from_ms, to_ms=to_ms)
+            except FileNotFoundError:
+                if file in self._files:
+                    raise
+                # It was forgotten meanwhile, and removed: what it leads to has been dropped.
+
+    def forget_before(self, log_offset: int) -> list["IndexFile"]:
+        """The oldest files, that lead to nothing at or behind this place; never the last.
+
+        `remove` them, then close them.
+        """
+        count = 0
+        while count < len(self._files) - 1 and self._files[count].header.end_offset < log_offset:
+            count += 1
+        forgotten, self._files = self._files[:count], self._files[count:]
+        return list(forgotten)
+
+    def remove(self, files: Sequence["IndexFile"]) -> None:
+        """Forgotten ones, durably on return."""
+        for file in files:
+            if self._vfs.exists(file.path):
+                self._vfs.remove(file.path)
+            self._snapshots.remove(_sums_name(file.path.name))
+        if files:
+            self._vfs.sync_directory(self._directory)
+
+    def close(self) -> None:
+        files, self._files = self._files, ()
+        for file in files:
+            file.close()
+
+    def _add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
+        at = 0
+        while at < len(hashes):
+            if not self._files or not self._files[-1].room:
+                self._roll()
+            newest = self._files[-1]
+            end = min(at + newest.room, len(hashes))
+            while at < end < len(hashes) and log_offsets[end] == log_offsets[end - 1]:
+                # the keys of a record stand in one file: what has its first one has them all
+                end -= 1
+            if end == at and not newest.header.is_empty:
+                self._roll()
+                continue
+            end = end if end > at else min(at + newest.room, len(hashes))
+            newest.add(hashes[at:end], log_offsets[at:end], times_ms[at:end])
+            at = end
+
+    def _open(self, path: PurePath, sums: IndexSums | None) -> "IndexFile | None":
+        """None if the disk does not give the file back."""
+        return read_derived(self._vfs, path, lambda: self._file(path, sums))
+
+    def _file(self, path: PurePath, sums: IndexSums | None) -> "IndexFile":
+        return IndexFile(
+            self._handles,
+            path,
+            self._failing,
+            slots=self._slots,
+            entries=self._entries,
+            sums=sums,
+        )
+
+    def _roll(self, *, of_whole: bool = True) -> None:
+        """Begin a file. `of_whole` is False if the one before is made again from the log: until
+        then it stays as it is in memory.
+        """
+        name = index_file.file_name(self._clock.wall_ms())
+        inherited = Header(0, 0, 0, 0, 0, 1)
+        last = self._files[-1] if self._files else None
+        if last is not None:
+            if of_whole:
+                self._sync(last)
+            end_ms, end_offset = last.header.end_stored_at_ms, last.header.end_offset
+            inherited = Header(end_ms, end_ms, end_offset, end_offset, 0, 1)
+            name = max(name, index_file.name_behind(last.path.name))
+        # The sums first: a file without its sums is not believed by a start.
+        self._snapshots.save(
+            _sums_name(name), Snapshot((IndexSums.of_empty(inherited, self._slots).encode(),), {})
+        )
+        made = self._make(self._directory / name, inherited)
+        if last is not None and of_whole:
+            last.unload()  # not before: without space for the next file, it grows on
+        self._files = (*self._files, made)
+
+    def _make(self, path: PurePath, header: Header) -> "IndexFile":
+        length = index_file.file_bytes(self._slots, self._entries)
+        durable.make_sized(self._vfs, path, length, scratch=self._scratch)
+        self._handles.forget(path)  # of a file that was not finished, and is replaced
+        made = self._file(path, IndexSums.of_empty(header, self._slots))
+        made.load()
+        return made
+
+    def _sync(self, file: "IndexFile") -> None:
+        if file.has_changed:
+            file.sync()
+            self._snapshots.save(_sums_name(file.path.name), Snapshot((file.sums.encode(),), {}))
+            file.has_changed = False
+
+    def _load_sums(self, name: str) -> IndexSums | None:
+        kept = self._snapshots.load(_sums_name(name))
+        return None if kept is None else IndexSums.decode(kept.data, self._slots)
+
+
+class IndexFile:
+    """One file; the newest one has its slots in memory."""
+
+    def __init__(
+        self,
+        handles: Handles,
+        path: PurePath,
+        failing: FailingPages,
+        *,
+        slots: int,
+        entries: int,
+        sums: IndexSums | None,
+    ) -> None:
+        """`sums`: of the state that the file is led back to; None where none are known, and what it
+        says is not checked.
+        """
+        self.path = path
+        self._handles = handles
+        self._failing = failing
+        self._slots = slots
+        self._entries = entries
+        with self._use() as file:
+            self.has_its_length = file.size() == index_file.file_bytes(slots, entries)
+            self.header = (
+                index_file.decode_header(file.read(0, HEADER_BYTES))
+                if sums is None
+                else sums.header
+            )
+        # of what was written so far
+        self.sums = IndexSums.of_empty(self.header, slots) if sums is None else sums
+        self._checked = None if sums is None else sums.copy()  # what is read is compared with these
+        # of each slot, the number of its newest entry
+        self._newest: np.ndarray[Any, np.dtype[np.int32]] | None = None
+        self._dirty = np.zeros(0, np.bool_)  # blocks of slots that the file does not have yet
+        self._has_stray_slots = False  # on disk some point past what the header counts
+        self._unsynced = Unsynced()
+        self.has_changed = False  # since its sums were saved
+
+    @property
+    def room(self) -> int:
+        """How many entries still fit. Entry 0 is never used."""
+        return self._entries - self.header.next_entry
+
+    @property
+    def has_sums(self) -> bool:
+        return self._checked is not None
+
+    def trust(self) -> None:
+        """This process has written all of it."""
+        self._checked = None
+
+    def load(self) -> bool:
+        """Take the slots into memory, to be written to.
+
+        After a crash some may point past what the header counts.
+
+        False where they are not those of the sums.
+        """
+        begin = index_file.slot_at(0)
+        newest = np.zeros(self._slots, np.int32)
+        self._dirty = np.zeros(-(-self._slots // BLOCK_SLOTS), np.bool_)
+        with self._use() as file:
+            for data_begin, data_end in file.data_ranges(begin):
+                first, last = (
+                    (data_begin - begin) // SLOT.itemsize,
+                    -(-(data_end - begin) // SLOT.itemsize),
+                )
+                for slot in range(first, min(last, self._slots), _LOADED_SLOTS):
+                    count = min(_LOADED_SLOTS, last - slot, self._slots - slot)
+                    piece = file.read(index_file.slot_at(slot), SLOT.itemsize * count)
+                    newest[slot : slot + count] = np.frombuffer(piece, SLOT)
+        self._newest = newest
+        self._lead_back(newest)
+        checked = self._checked
+        raw = newest.astype(SLOT).tobytes()
+        step = BLOCK_SLOTS * SLOT.itemsize
+        return checked is None or all(
+            checked.slots_match(at // step, raw[at : at + step]) for at in range(0, len(raw), step)
+        )
+
+    def unload(self) -> None:
+        """Nothing more is written to it, and everything is synced."""
+        self._newest = None
+        if self._checked is not None:
+            self._checked = self.sums
+
+    def add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
+        """Entries that fit. Readers see them once the slots point at them.
+
+        Raises DoubtfulIndex.
+        """
+        newest = self._newest
+        assert newest is not None
+        if not len(hashes):
+            return
+        header = self.header
+        if header.is_empty:
+            header = header._replace(
+                begin_stored_at_ms=int(times_ms[0]), begin_offset=int(log_offsets[0])
+            )
+        count = len(hashes)
+        # Entries of one slot, in their order, point each at the one before it; the first at what
+        # the slot held.
+        order, sorted_slots = index_file.by_slot(hashes, self._slots)
+        sorted_numbers = order + header.next_entry
+        is_first = np.concatenate([[True], sorted_slots[1:] != sorted_slots[:-1]])
+        is_last = np.concatenate([is_first[1:], [True]])
+        previous = np.empty(count, np.int64)
+        previous[order] = np.where(
+            is_first, newest[sorted_slots], np.concatenate([[0], sorted_numbers[:-1]])
+        )
+        entries = np.empty(count, ENTRY)
+        entries["key_hash"] = hashes
+        entries["log_offset"] = log_offsets
+        entries["seconds"] = index_file.seconds_between(header.begin_stored_at_ms, times_ms)
+        entries["previous"] = previous
+        raw = entries.tobytes()
+        with self._use() as file:
+            self._correct_slots(file)
+            self._write(file, index_file.entry_at(self._slots, header.next_entry), raw)
+            if self._unsynced.kept_bytes > MOST_KEPT_BYTES:  # a start makes all files again
+                self._unsynced.sync(file)
+        self.sums.add_entries(header.next_entry, raw)
+        touched = sorted_slots[is_last]
+        used = int(np.count_nonzero(newest[touched] == 0))
+        self.header = header._replace(
+            end_stored_at_ms=int(times_ms[-1]),
+            end_offset=int(log_offsets[-1]),
+            used_slots=header.used_slots + used,
+            next_entry=header.next_entry + count,
+        )
+        newest[touched] = sorted_numbers[is_last]
+        self._dirty[touched // BLOCK_SLOTS] = True
+        self.has_changed = True
+
+    def sync(self) -> None:
+        """Durable on return; the sums are for the caller to save. Raises OSError: it can be called
+        again; DoubtfulIndex.
+        """
+        with self._use() as file:
+            self._unsynced.sync(file)
+            self._write_slots(file)
+            self._unsynced.sync(file)
+            self._write(file, 0, index_file.encode_header(self.header))
+            self._unsynced.sync(file)
+        self.sums.header = self.header
+
+    def chain(self, key_hash: int, *, from_ms: int, to_ms: int) -> Iterator[int]:
+        """Log offsets of the entries with this hash and a time in the range, newest first.
+
+        Raises DoubtfulIndex.
+        """
+        begin_ms = self.header.begin_stored_at_ms
+        number = self._slot(key_hash % self._slots)
+        while 0 < number < self._entries:
+            found_hash, log_offset, seconds, previous = np.frombuffer(self._entry(number), ENTRY)[
+                0
+            ].tolist()
+            stored_at_ms = begin_ms + seconds * 1000
+            if stored_at_ms + 999 < from_ms:
+                return
+            if found_hash == key_hash and stored_at_ms <= to_ms:
+                yield log_offset
+            if previous >= number:
+                return  # a chain goes back: this one was damaged
+            number = previous
+
+    def close(self) -> None:
+        self._handles.forget(self.path)
+
+    def _use(self) -> AbstractContextManager[File]:
+        return self._handles.use(self.path)
+
+    def _slot(self, slot: int) -> int:
+        newest = self._newest
+        if newest is not None:
+            return int(newest[slot])
+        if self._checked is None:
+            return int.from_bytes(
+                self._read(index_file.slot_at(slot), SLOT.itemsize), "big", signed=True
+            )
+        first = slot - slot % BLOCK_SLOTS
+        raw = self._read(
+            index_file.slot_at(first), min(BLOCK_SLOTS, self._slots - first) * SLOT.itemsize
+        )
+        if not self._checked.slots_match(first // BLOCK_SLOTS, raw):
+            raise DoubtfulIndex(self)
+        at = (slot - first) * SLOT.itemsize
+        return int.from_bytes(raw[at : at + SLOT.itemsize], "big", signed=True)
+
+    def _entry(self, number: int) -> bytes:
+        checked = self._checked
+        if checked is None or number >= checked.header.next_entry:  # this process has written it
+            return self._read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
+        block, first, count = checked.block_of(number)
+        raw = self._read(index_file.entry_at(self._slots, first), count * ENTRY.itemsize)
+        if not checked.entries_match(block, raw):
+            raise DoubtfulIndex(self)
+        at = (number - first) * ENTRY.itemsize
+        return raw[at : at + ENTRY.itemsize]
+
+    def _read(self, at: int, length: int) -> bytes:
+        """Raises DoubtfulIndex if the disk does not give it back for good, Unreadable until then:
+        to make a file again takes long.
+        """
+        # each time: a search may stop anywhere for as long as its caller likes
+        with self._use() as file:
+            data, failure = read_readable(file, at, length)
+            if failure is None:
+                self._failing.note_read(self.path, at, at + length)
+                return data
+            failed_at = at + len(data)
+            if not self._failing.counts_as_damage(file, self.path, failed_at):
+                raise Unreadable(failure, self.path, failed_at)
+        raise DoubtfulIndex(self)
+
+    def _write(self, file: File, at: int, data: bytes) -> None:
+        """Raises DoubtfulIndex if a page that the data begin or end in cannot be read."""
+        try:
+            self._unsynced.write(file, at, data)
+        except OSError as error:
+            if not is_unreadable(error):
+                raise
+            raise DoubtfulIndex(self) from error
+
+    def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
+        """Take out of the chains what the header does not count.
+
+        Durable before those entries are written over: now, or with the first ones that are added
+        where the disk has no space for it.
+        """
+        ahead = np.flatnonzero(newest >= self.header.next_entry)
+        if not len(ahead):
+            return
+        with self._use() as file:
+            for slot in ahead.tolist():
+                number = int(newest[slot])
+                while number >= self.header.next_entry:
+                    raw = file.read(index_file.entry_at(self._slots, number), ENTRY.itemsize)
+                    previous = (
+                        int(np.frombuffer(raw, ENTRY)[0]["previous"])
+                        if len(raw) == ENTRY.itemsize
+                        else 0
+                    )
+                    number = previous if 0 <= previous < number else 0
+                newest[slot] = number
+            self._dirty[ahead // BLOCK_SLOTS] = True
+            self._has_stray_slots = True
+            with suppress(DoubtfulIndex):
+                try:
+                    self._correct_slots(file)
+                except OSError as error:
+                    if not is_disk_full(error):
+                        raise
+
+    def _correct_slots(self, file: File) -> None:
+        """Write those on disk that point past what the header counts; durable on return."""
+        if self._has_stray_slots:
+            self._write_slots(file)
+            self._unsynced.sync(file)
+            self._has_stray_slots = False
+
+    def _write_slots(self, file: File) -> None:
+        assert self._newest is not None
+        blocks = np.flatnonzero(self._dirty)
+        if not len(blocks):
+            return
+        for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
+            begin, end = (
+                int(run[0]) * BLOCK_SLOTS,
+                min((int(run[-1]) + 1) * BLOCK_SLOTS, self._slots),
+            )
+            raw = self._newest[begin:end].astype(SLOT).tobytes()
+            self._write(file, index_file.slot_at(begin), raw)
+            step = BLOCK_SLOTS * SLOT.itemsize
+            for at in range(0, len(raw), step):
+                self.sums.slots[begin // BLOCK_SLOTS + at // step] = crc32c(raw[at : at + step])
+        self._dirty[:] = False
+
+
+def _sums_name(name: str) -> str:
+    """Of the snapshot with the sums of an index file."""
+    return f"key_index-{name}"
+
+
+def _keys(window: bytes, window_offset: int, record_offsets: Ints, record_bytes: Ints) -> Keys:
+    """The keys of these records, without those of a damaged one."""
+    try:
+        return key_scan.keys(window, window_offset, record_offsets, record_bytes)
+    except (DamagedRecord, ValueError, IndexError):
+        pass
+    is_whole = np.zeros(len(record_offsets), np.bool_)
+    for number, (offset, length) in enumerate(
+        zip(record_offsets.tolist(), record_bytes.tolist(), strict=True)
+    ):
+        try:
+            records.decode(window[offset - window_offset : offset - window_offset + length])
+            is_whole[number] = True
+        except DamagedRecord:
+            pass
+    return key_scan.keys(window, window_offset, record_offsets[is_whole], record_bytes[is_whole])

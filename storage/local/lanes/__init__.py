@@ -1,0 +1,1 @@
+"""The owner's thread, the lanes beside it, and the timers of both."""

@@ -1,0 +1,1 @@
+"""Consume queues and the positions of groups in them."""

@@ -1,0 +1,187 @@
+"""Finds messages by what they are called: through the key index, and in the piece of the log that
+it does not have yet.
+"""
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import structlog
+
+from storage.errors import CorruptRecord
+from storage.formats import inner_batch
+from storage.formats import record as records
+from storage.local.index.key_index import DoubtfulIndex, KeyIndex
+from storage.local.lanes.futures import Repairs, in_lane
+from storage.local.lanes.runner import Lane, Runner
+from storage.local.log import log_walk
+from storage.local.log.commit_log import CommitLog
+from storage.local.queues.consume_queue import ConsumeQueue
+from storage.message import QueueId, StoredMessage, TransactionBits
+
+_STEPS = 1_000  # records that a search looks at in one go
+log = structlog.get_logger()
+
+_NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
+
+
+class Wanted(NamedTuple):
+    """Messages of these topics with this key, or `by_id` this id, stored in [from_ms, to_ms] and
+    below `log_end`.
+    """
+
+    key: str
+    topics: Collection[str]
+    by_id: bool
+    from_ms: int
+    to_ms: int
+    log_end: int
+    with_deleted: bool  # those of topics that were deleted since, too
+
+
+class KeyLookup:
+    """Everything but `find` is the read lane's."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        index: KeyIndex,
+        runner: Runner,
+        *,
+        indexed_end: Callable[[], int],
+        visible_end: Callable[[], int],
+        find_queue: Callable[[QueueId], ConsumeQueue | None],
+    ) -> None:
+        """`indexed_end`: up to which log offset the index has everything.
+
+        `visible_end`: up to where readers may see.
+
+        `find_queue`: None where the topic was deleted.
+        """
+        self._find_queue = find_queue
+        self._log = log
+        self._index = index
+        self._runner = runner
+        self._indexed_end = indexed_end
+        self._visible_end = visible_end
+        self._repairs = Repairs(runner)
+
+    async def find(
+        self, wanted: Wanted, *, max_messages: int, max_bytes: int | None = None
+    ) -> list[StoredMessage]:
+        """Newest first, without damaged ones. Raises CorruptRecord where those are all there is."""
+        while True:
+            try:
+                return await self._find(wanted, max_messages, max_bytes)
+            except DoubtfulIndex as doubt:
+                await self._repairs.run(partial(self._index.rebuild, doubt.file, self._log))
+
+    async def _find(
+        self, wanted: Wanted, max_messages: int, max_bytes: int | None
+    ) -> list[StoredMessage]:
+        damage: list[CorruptRecord] = []
+        search = self._search(wanted, damage)
+        found: list[StoredMessage] = []
+        is_over = max_messages <= 0
+        while not is_over:
+            # A piece at a time: a key that a million messages have must not keep the lane from
+            # everybody else.
+            is_over = await in_lane(
+                self._runner, Lane.READ, partial(_advance, search, found, max_messages, max_bytes)
+            )
+        for one in damage:
+            log.error(
+                "not_looked_up",
+                file=str(one.path),
+                log_offset=one.physical_offset,
+                reason=one.reason,
+            )
+        if damage and not found:
+            raise damage[0]
+        return found
+
+    def _search(
+        self, wanted: Wanted, damage: list[CorruptRecord]
+    ) -> Iterator[StoredMessage | None]:
+        """The messages found, newest first; None for each record that was read in vain, so that the
+        caller may pause.
+
+        Records that cannot be read are added to `damage`. Raises DoubtfulIndex.
+        """
+        # Asked before the index is: what moves from the log into the index meanwhile is then met
+        # twice, and not missed.
+        indexed_end = self._indexed_end()
+        newer = self._in_log(wanted.key, indexed_end) if indexed_end < wanted.log_end else []
+        older = [
+            self._index.find(topic, wanted.key, from_ms=wanted.from_ms, to_ms=wanted.to_ms)
+            for topic in sorted(wanted.topics)
+        ]
+        last = -1
+        for log_offset in heapq.merge(newer, *older, reverse=True):
+            if log_offset != last and log_offset < wanted.log_end:
+                last = log_offset
+                try:
+                    found = self._judge(log_offset, wanted)
+                except CorruptRecord as one:
+                    damage.append(one)
+                    found = None
+                yield found
+
+    def _judge(self, log_offset: int, wanted: Wanted) -> StoredMessage | None:
+        record = self._log.read_at(log_offset)
+        if (
+            record is None
+            or record.topic not in wanted.topics
+            or record.transaction in _NOT_DELIVERED
+            or record.sys_flag & inner_batch.FLAG  # found by its messages' places alone
+        ):
+            return None
+        if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
+            return None
+        if not wanted.with_deleted and self._is_deleted(record):
+            return None
+        message = records.to_message(record)
+        is_wanted = wanted.key == message.message_id if wanted.by_id else wanted.key in message.keys
+        return message if is_wanted else None
+
+    def _is_deleted(self, record: records.Record) -> bool:
+        """Was the topic of the record deleted since?"""
+        queue = self._find_queue(QueueId(record.topic, record.queue_number))
+        return queue is None or record.queue_offset < queue.first
+
+    def _in_log(self, key: str, begin: int) -> list[int]:
+        """Records, newest first, in whose bytes the key stands somewhere."""
+        sought = key.encode("utf-8")
+        found: list[int] = []
+        for window in log_walk.stated(self._log.segments, begin, self._visible_end()):
+            begins = (window.record_offsets - window.offset).tolist()
+            at = window.data.find(sought, begins[0]) if begins else -1
+            while at >= 0:
+                number = bisect_right(begins, at)
+                found.append(window.offset + begins[number - 1])
+                at = window.data.find(sought, begins[number]) if number < len(begins) else -1
+        return found[::-1]
+
+
+def _advance(
+    search: Iterator[StoredMessage | None],
+    found: list[StoredMessage],
+    max_messages: int,
+    max_bytes: int | None,
+) -> bool:
+    """Go on with the search for a while; True: it is over."""
+    byte_count = sum(len(message.body) for message in found)
+    for _ in range(_STEPS):
+        try:
+            message = next(search)
+        except StopIteration:
+            return True
+        if message is not None:
+            found.append(message)
+            byte_count += len(message.body)
+            is_enough = max_bytes is not None and byte_count > max_bytes and len(found) > 1
+            if len(found) == max_messages or is_enough:
+                return True
+    return False

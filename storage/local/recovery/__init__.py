@@ -1,0 +1,1 @@
+"""Recovery at a start, and what it reports."""

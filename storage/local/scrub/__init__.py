@@ -1,0 +1,1 @@
+"""Verification of a store while it runs, at a limited rate."""

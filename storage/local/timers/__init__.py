@@ -1,0 +1,1 @@
+"""The index of due times: in memory, and in timer files."""
