@@ -61,13 +61,15 @@ from app.testing.controls import Controls
 from app.testing.faults import FaultSwitches, kill_this_process
 from app.topics import handlers as topics
 from app.transactions import handlers as transactions
+from app.transactions import query_handlers as transaction_queries
 from app.transactions.hot import HotBegins, HotDecisions
 from storage.clock import Clock
 from txn.states import TxnState
 
 # Routes are asked one after another: those first that are asked for most.
 RESOURCES = (
-    send, stream, events, lookup, pull, consume, consume_stream, transactions, topics,
+    send, stream, events, lookup, pull, consume, consume_stream, transaction_queries,
+    transactions, topics,
     cron_schedules, schedules, producer_groups, groups, leases,
     offsets, members, dead_letters, requests, tasks, names, fencing, audit, audit_proofs, admin,
     disk,

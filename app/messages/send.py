@@ -1,8 +1,6 @@
 """Sending: one message, a batch, raw bytes. Handlers over plain values; any lane may call them."""
 
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from typing import Any
-from urllib.parse import unquote
 
 import msgspec
 from msgspec import UNSET
@@ -12,15 +10,13 @@ from app.encoding import codec, message_pack
 from app.http.exchange import JSON, Call, Reply, RequestLimit, reply
 from app.idempotency.keys import KeyedRequest
 from app.idempotency.stored_responses import StoredResponse
-from app.messages import plain_rows
+from app.messages import plain_rows, raw_headers
 from app.messages.build import build, request_limit
 from app.messages.forms import OF_BATCH, Form, form_of
 from app.messages.payload import BATCH_DEPTH, Batch, JudgedEntry
 from app.messages.plain import PlainSend
 from app.messages.plain_rows import PlainBatch
 from app.messages.schemas import (
-    MAX_DELAY_MS,
-    MAX_KEYS,
     BatchEntry,
     BatchInput,
     BatchResult,
@@ -28,8 +24,7 @@ from app.messages.schemas import (
     MessageInput,
     Receipt,
 )
-from app.named_schemas import REFERENCE
-from app.operations import IDEMPOTENCY_KEY, WRITING, HeaderParameter, operation
+from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import Problem, Refusal, document, invalid_field, is_malformed, under
 from app.registry.payload_schema import ChecksPending
 from app.registry.topics import Topic
@@ -38,7 +33,7 @@ from scheduler import scheduled_message
 from storage.errors import MessagingError
 from storage.formats.properties import REAL_TOPIC, SCHEDULE_ID
 from storage.idempotency import fingerprint_of
-from storage.message import KEY_SEPARATOR, Appended, Durability, Message, Sureness
+from storage.message import Appended, Durability, Message, Sureness
 
 _SEND_PROBLEMS = (
     "topic_not_found", "queue_not_found", "idempotency_in_progress", "message_too_large",
@@ -46,53 +41,6 @@ _SEND_PROBLEMS = (
     "rate_limited", "unsupported_combination", "reserved_topic", "not_supported_by_engine",
     *WRITING,
 )  # fmt: skip
-_TEXT = {"type": "string", "minLength": 1, "maxLength": 3 * 255}  # percent-encoded
-_RAW_HEADERS = (
-    IDEMPOTENCY_KEY,
-    HeaderParameter(
-        "Message-Key",
-        (
-            "The key. This header and the other texts are ASCII; percent-encode other characters "
-            "as UTF-8."
-        ),
-        _TEXT,
-    ),
-    HeaderParameter(
-        "Message-Keys",
-        (
-            "Instead of Message-Key: several keys, separated by spaces or commas; a comma in a key "
-            "is percent-encoded."
-        ),
-        {"type": "string", "minLength": 1, "maxLength": MAX_KEYS * (3 * 255 + 1)},
-    ),
-    HeaderParameter("Message-Tag", "The tag.", _TEXT),
-    HeaderParameter("Message-Ordering-Key", "Messages of one ordering key stay in order.", _TEXT),
-    HeaderParameter(
-        "Message-Queue-Id", "The queue.", {"type": "integer", "minimum": 0, "maximum": 1_023}
-    ),
-    HeaderParameter(
-        "Message-Delay-Ms",
-        "Delay before delivery, in milliseconds.",
-        {"type": "integer", "minimum": 0, "maximum": MAX_DELAY_MS},
-    ),
-    # Without `format: date-time`: a generator that makes times of such texts puts none into a
-    # header, and leaves the route out.
-    HeaderParameter(
-        "Message-Deliver-At",
-        "Delivery time, RFC 3339.",
-        {"type": "string", "minLength": 1, "maxLength": 64},
-    ),
-    HeaderParameter(
-        "Message-Delay-Level",
-        "Delay as a level of RocketMQ.",
-        {"type": "integer", "minimum": 1, "maximum": 18},
-    ),
-    HeaderParameter(
-        "Message-Require-Durability",
-        "Minimum durability before the response is sent.",
-        {"$ref": REFERENCE.format(name="Durability")},
-    ),
-)
 _SENT = ("Location", "Store-Pressure", "Idempotency-Replayed")
 
 _Entries = Sequence[BatchEntry | JudgedEntry]
@@ -101,23 +49,6 @@ DURABILITY = {one.value: one for one in Durability} | {UNSET: None}
 _STRENGTH = {one: strength for strength, one in enumerate(Durability)}
 ENTRY_COST_BYTES = 256  # an entry takes as long as so many bytes of a message, be they fewer
 _MAX_ERRORS = 50  # field errors in one problem; the first ones tell enough
-
-# Message-* headers of the raw route, and the field that each one is.
-_RAW_FIELDS = {
-    f"message-{name.replace('_', '-')}": name
-    for name in (
-        "key",
-        "tag",
-        "ordering_key",
-        "queue_id",
-        "delay_ms",
-        "deliver_at",
-        "delay_level",
-        "require_durability",
-    )
-}
-_RAW_PROPERTY = "message-property-"
-_RAW_KEYS = "message-keys"
 
 
 def limit(services: Services, topic_name: str) -> RequestLimit:
@@ -267,7 +198,7 @@ async def send_batch(
     takes_bytes=True,
     answers={201: Receipt, 202: Receipt},
     answer_headers=_SENT,
-    headers=_RAW_HEADERS,
+    headers=raw_headers.HEADERS,
     problems=_SEND_PROBLEMS,
     limit=limit_raw,
 )
@@ -279,11 +210,11 @@ async def send_raw(services: Services, call: Call, topic_name: str) -> Reply:
     topic = services.topics.to_use(topic_name)
     try:
         return await _send_one(
-            services, call, topic, _from_headers(call.headers), raw_body=call.body
+            services, call, topic, raw_headers.message_of(call.headers), raw_body=call.body
         )
     except Refusal as refusal:
         refusal.errors = [
-            msgspec.structs.replace(error, pointer=_header_of(error.pointer))
+            msgspec.structs.replace(error, pointer=raw_headers.header_of(error.pointer))
             for error in refusal.errors
         ]
         raise
@@ -634,61 +565,3 @@ def _batch_reply(
     ]
     body = BatchSendResult(accepted=len(receipts), rejected=len(refused), results=results)
     return reply(207 if refused else 201, body, _send_headers(services, replayed=replayed))
-
-
-# --------------------------------------------------------------------------------------------------
-# raw
-
-
-def _from_headers(headers: Mapping[str, str]) -> MessageInput:
-    """The attributes of a raw message."""
-    values: dict[str, Any] = {}
-    own: dict[str, str] = {}
-    for name, text in headers.items():
-        if not name.startswith("message-"):
-            continue
-        pointer = f"/headers/{name}"
-        if name == _RAW_KEYS:
-            parts = text.replace(",", KEY_SEPARATOR).split(KEY_SEPARATOR)
-            values["keys"] = [_percent_decoded(part, pointer) for part in parts if part]
-            continue
-        value = _percent_decoded(text, pointer)
-        if name.startswith(_RAW_PROPERTY):
-            own[name.removeprefix(_RAW_PROPERTY)] = value
-        elif name in _RAW_FIELDS:
-            values[_RAW_FIELDS[name]] = value
-        else:
-            raise invalid_field(pointer, "unknown_field", f"there is no header {name}")
-    if own:
-        values["properties"] = own
-    content_type = headers.get("content-type")
-    if content_type:
-        values["content_type"] = content_type
-    return codec.convert(values, MessageInput, pointer="")
-
-
-def _header_of(pointer: str) -> str:
-    """The header of a field of a raw message."""
-    field, _, rest = pointer.removeprefix("/").partition("/")
-    if field in ("headers", "body"):
-        return pointer
-    if field == "properties":
-        return f"/headers/{_RAW_PROPERTY}{rest}"
-    return (
-        "/headers/content-type"
-        if field == "content_type"
-        else f"/headers/message-{field.replace('_', '-')}"
-    )
-
-
-def _percent_decoded(text: str, pointer: str) -> str:
-    try:
-        return unquote(text, errors="strict") if text.isascii() else _not_ascii(pointer)
-    except UnicodeDecodeError:
-        raise invalid_field(pointer, "invalid_format", "is not percent-encoded UTF-8") from None
-
-
-def _not_ascii(pointer: str) -> str:
-    raise invalid_field(
-        pointer, "invalid_format", "must be ASCII; write other characters as percent-encoded UTF-8"
-    )

@@ -1,11 +1,9 @@
-"""Transactions over HTTP: from JSON to the coordinator, and back."""
+"""Transactions over HTTP: begin, decide, check; from JSON to the coordinator, and back."""
 
 from collections.abc import Sequence
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
-from app.encoding import codec, pages
 from app.http.exchange import Call, Reply, reply
 from app.messages.build import build
 from app.messages.payload import CONTROL, check_text
@@ -13,33 +11,24 @@ from app.operations import IDEMPOTENCY_KEY, WRITING, operation
 from app.problems import Refusal, invalid_field, under
 from app.registry.payload_schema import ChecksPending
 from app.services import Services
-from app.transactions.explain import Known
-from app.transactions.explain import explain as in_words
+from app.transactions.query_handlers import check_access
 from app.transactions.schemas import (
     BeginInput,
     CheckNowInput,
     CheckNowResult,
     Decision,
-    Explanation,
-    GetTransactionQuery,
-    ListTransactionsQuery,
     ResolveInput,
     RollbackInput,
     Transaction,
-    TransactionEvent,
-    TransactionHistory,
-    TransactionMessage,
     TransactionMessageInput,
-    TransactionPage,
-    TransactionSummary,
 )
+from app.transactions.views import decision_view, transaction_view
 from storage.errors import MessagingError, TransactionConflict
 from storage.formats import names
 from storage.message import Message
 from txn import transaction as txn
-from txn.begin import Begin, Outcome
+from txn.begin import Begin
 from txn.checkback_plan import CheckbackPolicy, OnExhausted
-from txn.history import Event
 from txn.open_checks import check_now
 from txn.producer import Failed
 from txn.states import Resolver, TxnEvent, TxnState, next_state
@@ -51,12 +40,7 @@ _DECIDING = (
     *WRITING,
 )
 
-
 _MESSAGE_DEPTH = 4  # of the value of a `json` field in a begin
-
-# page tokens: behind which transaction in memory, or before which log offset
-_REMEMBERED, _FORGOTTEN = "transactions", "decided-transactions"
-_LOG_END = 1 << 62
 
 
 @operation(
@@ -151,163 +135,6 @@ async def begin(services: Services, call: Call, given: BeginInput) -> Reply:
 
 
 @operation(
-    "GET",
-    "/v1/transactions",
-    "listTransactions",
-    tag="transactions",
-    scopes=["transact", "operate"],
-    checks_access=True,
-    query=ListTransactionsQuery,
-    answers={200: TransactionPage},
-    problems=["invalid_page_token", "record_corrupt"],
-)
-async def list_(services: Services, call: Call, query: ListTransactionsQuery) -> Reply:
-    """List transactions. In the order in which they were begun. A key for some groups gets
-    those of its groups.
-    """
-    states = _states(query.state)
-    now_ms = services.clock.wall_ms()
-    begun_before_ms = now_ms - query.older_than_ms
-    group, token, page_size = query.producer_group, query.page_token, query.page_size
-    business_key = None if query.business_key is UNSET else query.business_key
-
-    def is_wanted(transaction: txn.Transaction) -> bool:
-        return (
-            transaction.state in states
-            and transaction.prepared_at_ms <= begun_before_ms
-            and (group is UNSET or transaction.producer_group == group)
-            and call.access.may_use_group(transaction.producer_group)
-        )
-
-    found: list[txn.Transaction] = []
-    older_than = None if business_key is None else _forgotten_position(token)
-    next_token = None
-    if older_than is None:
-        found = await services.transactions.search(
-            after=-1 if token is UNSET else pages.decode_number_token(_REMEMBERED, token),
-            states=states,
-            wanted=is_wanted,
-            most=page_size + 1,
-            business_key=business_key,
-        )
-        older_than = _LOG_END
-    if len(found) > page_size:
-        del found[page_size:]
-        next_token = pages.encode_token(_REMEMBERED, str(found[-1].sequence))
-    elif business_key is not None and any(state.is_decided for state in states):
-        room = page_size - len(found)
-        more, following = await services.transactions.search_forgotten(
-            business_key, older_than=older_than, wanted=is_wanted, most=room or 1
-        )
-        if more and not room:  # there is another page
-            following = older_than
-        found += more[:room]
-        if following is not None:
-            next_token = pages.encode_token(_FORGOTTEN, str(following))
-    page = TransactionPage(items=[_summary(transaction, now_ms) for transaction in found])
-    if next_token is not None:
-        page.next_page_token = next_token
-    return reply(200, page)
-
-
-def _forgotten_position(token: str | UnsetType) -> int | None:
-    """The log offset in the token of a page that continues with transactions of the log; None for
-    any other token.
-    """
-    if token is UNSET:
-        return None
-    try:
-        return pages.decode_number_token(_FORGOTTEN, token)
-    except Refusal:
-        return None
-
-
-@operation(
-    "GET",
-    "/v1/transactions/{transaction_id}",
-    "getTransaction",
-    tag="transactions",
-    scopes=["transact", "operate"],
-    checks_access=True,
-    query=GetTransactionQuery,
-    answers={200: Transaction},
-    problems=[
-        "transaction_not_found",
-        "transaction_expired",
-        "too_many_waiting",
-        "record_corrupt",
-        "not_supported_by_engine",
-    ],
-)
-async def get(
-    services: Services, call: Call, transaction_id: str, query: GetTransactionQuery
-) -> Reply:
-    """Get a transaction.
-
-    With `wait_ms` the response waits until the transaction is decided or held. `as_of` returns its
-    state at an earlier time.
-    """
-    await _check_access(services, call, transaction_id)
-    if query.as_of is not UNSET:
-        return reply(200, transaction_view(await _as_of(services, transaction_id, query.as_of)))
-    wait_ms = query.wait_ms
-    if wait_ms and (await services.transactions.get(transaction_id)).state is TxnState.PREPARED:
-        async with services.long_poll(call):
-            await services.transactions.wait_until_not_prepared(transaction_id, timeout_ms=wait_ms)
-    return reply(200, transaction_view(await services.transactions.get(transaction_id)))
-
-
-@operation(
-    "GET",
-    "/v1/transactions/{transaction_id}/history",
-    "getTransactionHistory",
-    tag="transactions",
-    scopes=["transact", "operate"],
-    checks_access=True,
-    answers={200: TransactionHistory},
-    problems=[
-        "transaction_not_found",
-        "transaction_expired",
-        "record_corrupt",
-        "not_supported_by_engine",
-    ],
-)
-async def history(services: Services, call: Call, transaction_id: str) -> Reply:
-    """Get the history of a transaction. All events that the log holds, oldest first."""
-    await _check_access(services, call, transaction_id)
-    events = await services.transactions.history(transaction_id)
-    return reply(200, TransactionHistory(items=[_event_view(event) for event in events]))
-
-
-@operation(
-    "GET",
-    "/v1/transactions/{transaction_id}/explain",
-    "explainTransaction",
-    tag="transactions",
-    scopes=["transact", "operate"],
-    checks_access=True,
-    answers={200: Explanation},
-    problems=["transaction_not_found", "transaction_expired", "record_corrupt"],
-)
-async def explain(services: Services, call: Call, transaction_id: str) -> Reply:
-    """Explain a transaction in words. Its state, the reason for it, and the next step."""
-    await _check_access(services, call, transaction_id)
-    transactions = services.transactions
-    transaction = await transactions.get(transaction_id)
-    events = await transactions.history(transaction_id)
-    group = services.producer_groups.find(transaction.producer_group)
-    known = Known(
-        transaction=transaction,
-        group=group,
-        events=events,
-        check_wait_ms=transactions.check_wait_ms(transaction),
-        host_pause_ms=services.sender.pause_ms(transaction.producer_group),
-        now_ms=services.clock.wall_ms(),
-    )
-    return reply(200, in_words(known))
-
-
-@operation(
     "POST",
     "/v1/transactions/{transaction_id}/commit",
     "commitTransaction",
@@ -321,7 +148,7 @@ async def commit(services: Services, call: Call, transaction_id: str) -> Reply:
     """Commit a transaction. Consumers can see the messages when the response is sent. The first
     decision wins.
     """
-    await _check_access(services, call, transaction_id)
+    await check_access(services, call, transaction_id)
     return await _decide(services, transaction_id, TxnState.COMMITTED, Resolver.PRODUCER, None)
 
 
@@ -342,7 +169,7 @@ async def rollback(
     services: Services, call: Call, transaction_id: str, given: RollbackInput
 ) -> Reply:
     """Roll back a transaction. Its messages are never delivered. The first decision wins."""
-    await _check_access(services, call, transaction_id)
+    await check_access(services, call, transaction_id)
     reason = _reason(given.reason)
     return await _decide(services, transaction_id, TxnState.ROLLED_BACK, Resolver.PRODUCER, reason)
 
@@ -365,7 +192,7 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
 
     The answer counts like that of a scheduled check, unless this is a dry run.
     """
-    await _check_access(services, call, transaction_id)
+    await check_access(services, call, transaction_id)
     dry_run = given.dry_run
     transaction = await services.transactions.get(transaction_id)
     if transaction.state.is_decided:
@@ -429,7 +256,7 @@ async def resolve(
     services: Services, call: Call, transaction_id: str, given: ResolveInput
 ) -> Reply:
     """Decide a transaction as an operator. It may be held or open."""
-    await _check_access(services, call, transaction_id)
+    await check_access(services, call, transaction_id)
     state = TxnState.COMMITTED if given.decision == "commit" else TxnState.ROLLED_BACK
     return await _decide(services, transaction_id, state, Resolver.OPERATOR, _reason(given.reason))
 
@@ -446,19 +273,12 @@ async def resolve(
 )
 async def resume(services: Services, call: Call, transaction_id: str) -> Reply:
     """Resume the checks of a held transaction. Its count of answers starts again at 0."""
-    await _check_access(services, call, transaction_id)
+    await check_access(services, call, transaction_id)
     return reply(200, transaction_view(await services.transactions.resume(transaction_id)))
 
 
 # --------------------------------------------------------------------------------------------------
 # helpers
-
-
-async def _check_access(services: Services, call: Call, transaction_id: str) -> None:
-    """Raise Refusal forbidden unless the key is for the producer group of the transaction."""
-    if call.access.is_limited:
-        transaction = await services.transactions.get(transaction_id)
-        call.access.check_group(transaction.producer_group)
 
 
 async def _decide(
@@ -474,7 +294,7 @@ async def _decide(
     except TransactionConflict:
         services.metrics.conflicts.inc()
         raise
-    return reply(200, _decision_view(outcome))
+    return reply(200, decision_view(outcome))
 
 
 def _would_be(transaction: txn.Transaction, was: TxnState, decision: TxnEvent) -> TxnState:
@@ -493,13 +313,6 @@ def _would_be(transaction: txn.Transaction, was: TxnState, decision: TxnEvent) -
             else TxnEvent.CHECKS_EXHAUSTED
         )
     return next_state(transaction.transaction_id, was, decision)
-
-
-async def _as_of(services: Services, transaction_id: str, moment: str) -> txn.Transaction:
-    at_ms = codec.parse_time(moment, "/query/as_of")
-    if at_ms > services.clock.wall_ms():
-        raise invalid_field("/query/as_of", "out_of_range", "must not lie in the future")
-    return await services.transactions.as_of(transaction_id, at_ms)
 
 
 def _build_all(
@@ -557,93 +370,3 @@ def _reason(given: str | UnsetType) -> str | None:
     if CONTROL.search(given):
         raise invalid_field("/reason", "invalid_format", "must be without control characters")
     return given
-
-
-def _states(given: str | UnsetType) -> frozenset[TxnState]:
-    if given is UNSET:
-        return frozenset(TxnState)
-    words = given.split(",")
-    try:
-        return frozenset(TxnState(word.strip()) for word in words)
-    except ValueError:
-        known = ", ".join(TxnState)
-        raise invalid_field("/query/state", "not_allowed", f"a state is one of {known}") from None
-
-
-def transaction_view(transaction: txn.Transaction) -> Transaction:
-    return Transaction(
-        transaction_id=transaction.transaction_id,
-        state=transaction.state.value,
-        producer_group=transaction.producer_group,
-        business_key=transaction.business_key or UNSET,
-        messages=[_message_view(transaction, message) for message in transaction.messages],
-        prepared_at=codec.rfc3339(transaction.prepared_at_ms),
-        first_check_at=codec.rfc3339(transaction.first_check_at_ms),
-        next_check_at=UNSET
-        if transaction.state.is_decided
-        else codec.rfc3339(transaction.next_check_at_ms),
-        answers=transaction.answers,
-        last_answer=transaction.last_answer or UNSET,
-        last_failure=transaction.last_failure or UNSET,
-        hold_reason=transaction.hold_reason or UNSET,
-        checking=transaction.is_checking,
-        late=transaction.is_late,
-        resolved_by=transaction.resolved_by or UNSET,
-        resolved_at=_time(transaction.resolved_at_ms),
-        reason=transaction.reason or UNSET,
-        revision=transaction.revision,
-    )
-
-
-def _event_view(event: Event) -> TransactionEvent:
-    known = {
-        name: value for name, value in msgspec.structs.asdict(event).items() if value is not None
-    }
-    return TransactionEvent(at=codec.rfc3339(known.pop("at_ms")), **known)
-
-
-def _decision_view(outcome: Outcome) -> Decision:
-    transaction = outcome.transaction
-    assert transaction.resolved_by is not None
-    assert transaction.resolved_at_ms is not None
-    return Decision(
-        transaction_id=transaction.transaction_id,
-        state=transaction.state.value,
-        resolved_by=transaction.resolved_by.value,
-        resolved_at=codec.rfc3339(transaction.resolved_at_ms),
-        reason=transaction.reason or UNSET,
-        replayed=outcome.replayed,
-        messages=[_message_view(transaction, message) for message in transaction.messages],
-    )
-
-
-def _summary(transaction: txn.Transaction, now_ms: int) -> TransactionSummary:
-    return TransactionSummary(
-        transaction_id=transaction.transaction_id,
-        state=transaction.state.value,
-        producer_group=transaction.producer_group,
-        business_key=transaction.business_key or UNSET,
-        prepared_at=codec.rfc3339(transaction.prepared_at_ms),
-        age_ms=max(0, now_ms - transaction.prepared_at_ms),
-        answers=transaction.answers,
-        last_answer=transaction.last_answer or UNSET,
-        hold_reason=transaction.hold_reason or UNSET,
-        resolved_by=transaction.resolved_by or UNSET,
-        resolved_at=_time(transaction.resolved_at_ms),
-    )
-
-
-def _message_view(transaction: txn.Transaction, message: txn.TxnMessage) -> TransactionMessage:
-    view = TransactionMessage(message_id=message.message_id, topic=message.queue.topic)
-    if transaction.state is not TxnState.COMMITTED:
-        return view
-    if message.schedule_id is not None:
-        view.schedule_id = message.schedule_id
-    elif message.final_offset is not None:
-        view.queue_id = message.queue.number
-        view.queue_offset = message.final_offset
-    return view
-
-
-def _time(wall_ms: int | None) -> str | UnsetType:
-    return UNSET if wall_ms is None else codec.rfc3339(wall_ms)
