@@ -273,7 +273,12 @@ def http_server(app: FastAPI) -> HttpServer:
         return asgi.answer(app, request, can_cut=settings.testing.enabled)
 
     http = HttpServer(
-        settings.http, app.state.connections, answer, take=lane.take_bytes, bodies=lane.bodies
+        settings.http,
+        app.state.connections,
+        answer,
+        take=lane.take_bytes,
+        bodies=lane.bodies,
+        on_slow_reader=lane.metrics.slow_readers.inc,
     )
     parts = HotParts(
         lifecycle.get_services,

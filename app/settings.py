@@ -74,8 +74,11 @@ class HttpOptions:
     stream_idle_ms: int = 60_000
     # in a stream of events a comment comes after so long without one, so that no proxy closes it
     keep_alive_ms: int = 15_000
-    # a client that takes nothing of its answer for so long is cut off
+    # a client that is behind with its answers, and takes less than it has to within so long, is cut
+    # off
     unread_timeout_ms: int = 30_000
+    # of what a client reads or sends while it holds memory by that
+    least_bytes_per_second: int = 8 << 10
     max_waiting: int = 0  # long polls at once; 0: seven of eight connections
     stop_timeout_ms: int = 8_000  # for requests in progress, once the service is asked to stop
     # Names, with or without a port, beside the loopback ones; used where there are no API keys.
@@ -88,6 +91,16 @@ class HttpOptions:
             if isinstance(value, int) and value < least:
                 raise ValueError(f"{field.name} must be at least {least}, got {value}")
         BrowserRules(self.allowed_hosts)  # raises ValueError
+
+    @property
+    def least_read_bytes(self) -> int:
+        """Bytes of its answers that a client has to read in each `unread_timeout_ms`."""
+        return max(1, self.least_bytes_per_second * self.unread_timeout_ms // 1_000)
+
+    @property
+    def least_entry_bytes(self) -> int:
+        """Bytes of an entry of a stream that a client has to send in each `stream_idle_ms`."""
+        return max(1, self.least_bytes_per_second * self.stream_idle_ms // 1_000)
 
     @property
     def connection_limit(self) -> int:

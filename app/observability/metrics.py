@@ -175,6 +175,14 @@ class Metrics:
             "Longest of them since the start",
             registry=registry,
         )
+        slow_clients = Counter(
+            "escrowmq_slow_clients",
+            "Connections closed because their clients read answers, or sent entries, too slowly",
+            ["at"],
+            registry=registry,
+        )
+        self.slow_readers = slow_clients.labels("reading")
+        self.slow_senders = slow_clients.labels("sending")
         self.long_polls = Gauge("escrowmq_long_polls_open", "Long polls parked", registry=registry)
 
     def watch_bodies(self, used_bytes: Callable[[], int]) -> None:

@@ -1,8 +1,8 @@
 """HTTP/1.1 connections: requests in, answers out, one after another.
 
-A client that is silent or dribbles must not hold a connection, nor one that does not read its
-answer; a head must not grow without end; and what is not HTTP gets a problem document as any other
-refusal.
+A client that is silent or dribbles must not hold a connection, nor one that reads its answer not at
+all or too slowly; a head must not grow without end; and what is not HTTP gets a problem document as
+any other refusal.
 """
 
 import asyncio
@@ -58,16 +58,20 @@ class HttpServer:
         *,
         take: HotTake = lambda connection, data: False,
         bodies: BodyBudget | None = None,
+        on_slow_reader: Callable[[], None] = lambda: None,
     ) -> None:
         """`answer`: answers one request. `take`: is asked first, about what arrives on a connection
         that has no request in progress; where it takes the data, it answers by
         `Connection.answer_held`. `bodies`: counts the answers that clients leave unread.
+        `on_slow_reader`: called for each connection that is cut off, as its client reads too
+        slowly.
         """
         self.options = options
         self.counted = connections
         self.answer = answer
         self.take = take
         self.bodies = bodies or BodyBudget(options.max_bodies_bytes)
+        self.on_slow_reader = on_slow_reader
         self.connections: set[Connection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.kept_bytes = 0  # of requests that have not begun
@@ -120,6 +124,7 @@ class Connection(asyncio.Protocol):
         self._deadline = Deadline(server.loop, self._close_late)
         # what the deadline becomes when what has arrived is read; 0: none
         self._timeout_ms: int | None = None
+        # runs while the client has to take more of its answers
         self._unread: asyncio.TimerHandle | None = None
         self._unread_bytes = 0  # of answers that the client has not taken, where they are many
         # Of the head and the body that are being received:
@@ -179,7 +184,7 @@ class Connection(asyncio.Protocol):
         self._count_kept(0)
 
     def close_idle(self) -> bool:
-        if _unread_bytes(self._transport):
+        if _kernel_bytes(self._transport, termios.FIONREAD):
             return False
         self._deadline.clear()
         self.close()
@@ -199,11 +204,12 @@ class Connection(asyncio.Protocol):
         cut off.
         """
         self._transport.close()
-        if self._unread is None and (unread_bytes := self._transport.get_write_buffer_size()):
-            self._watch(unread_bytes)
+        if self._unread is None and self._transport.get_write_buffer_size():
+            self._watch()
 
     def cut(self) -> None:
         """Close it at once."""
+        self._watch_no_more()
         self._transport.abort()
 
     @property
@@ -581,9 +587,8 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._is_writing_paused = True
-        unread_bytes = self._transport.get_write_buffer_size()
-        self._count_unread(unread_bytes)
-        self._watch(unread_bytes)
+        self._count_unread(self._transport.get_write_buffer_size())
+        self._watch()
 
     def resume_writing(self) -> None:
         self._is_writing_paused = False
@@ -603,25 +608,45 @@ class Connection(asyncio.Protocol):
         change, self._unread_bytes = byte_count - self._unread_bytes, byte_count
         self.server.bodies.change_answers(change)
 
-    def _watch(self, unread_bytes: int) -> None:
+    def _watch(self) -> None:
+        """Find out later how much of its answers the client has taken by then."""
         self._watch_no_more()
         timeout = self.server.options.unread_timeout_ms / 1000
-        self._unread = self.server.loop.call_later(timeout, self._cut_unread, unread_bytes)
+        self._unread = self.server.loop.call_later(timeout, self._cut_slow, self._untaken_bytes())
 
     def _watch_no_more(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
-    def _cut_unread(self, unread_bytes: int) -> None:
-        """A slow reader is one thing, a client that takes nothing another: its answer would stay
-        here for ever.
+    def _cut_slow(self, untaken_bytes: int) -> None:
+        """Cut the client off where it has taken too few of these bytes: its answer would stay here
+        for as long as it likes.
         """
-        left_bytes = self._transport.get_write_buffer_size()
-        if left_bytes < unread_bytes:
-            self._watch(left_bytes)
-        else:
-            self._transport.abort()
+        options, left_bytes = self.server.options, self._untaken_bytes()
+        if untaken_bytes - left_bytes >= options.least_read_bytes:
+            self._watch()
+            return
+        _, peer = self.addresses()
+        log.warning(
+            "client_reads_too_slowly",
+            client=peer and peer[0],
+            read_bytes=untaken_bytes - left_bytes,
+            unread_bytes=left_bytes,
+            within_ms=options.unread_timeout_ms,
+        )
+        self.server.on_slow_reader()
+        self.cut()
+
+    def _untaken_bytes(self) -> int:
+        """Bytes of answers that the client has not taken.
+
+        The kernel has some of them: it takes more only when a third of its buffer is free, which
+        are megabytes, so that a slow client would seem to take nothing for a long time.
+        """
+        return self._transport.get_write_buffer_size() + _kernel_bytes(
+            self._transport, termios.TIOCOUTQ
+        )
 
     def _close_late(self) -> None:
         # we are late, not the client: it waits behind a request that it sent before
@@ -649,11 +674,12 @@ def refused(
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
 
 
-def _unread_bytes(transport: asyncio.Transport) -> int:
-    """Bytes that the kernel has of what the client sent."""
+def _kernel_bytes(transport: asyncio.Transport, which: int) -> int:
+    """Bytes that the kernel has of what the client sent (`FIONREAD`), or of what was sent to it and
+    has not arrived (`TIOCOUTQ`).
+    """
     return int.from_bytes(
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.FIONREAD, bytes(4)),
-        sys.byteorder,
+        fcntl.ioctl(transport.get_extra_info("socket").fileno(), which, bytes(4)), sys.byteorder
     )
 
 

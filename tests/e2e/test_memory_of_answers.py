@@ -1,11 +1,13 @@
-"""Clients that do not read their answers: these take a part of the memory for bodies and no more,
-nothing is leased for an answer that has no room, and requests are taken meanwhile.
+"""Clients that do not read their answers, or hardly: these take a part of the memory for bodies and
+no more, for a limited time, nothing is leased for an answer that has no room, and requests are
+taken meanwhile.
 """
 
 import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -21,6 +23,9 @@ BUDGET = 32 * MIB
 ANSWERS = BUDGET * 3 // 4
 LARGE = 7 * MIB  # a message; the kernel takes 3 MiB of an answer that is not read
 TOPIC = {"queues": 1, "max_message_bytes": 16 * MIB}
+STEADY = 5 * MIB  # a message that is read slowly
+SLOWLY = 300 << 10  # bytes a second
+SLOW = 'escrowmq_slow_clients_total{at="reading"}'
 JSON = "Content-Type: application/json"
 
 
@@ -29,6 +34,22 @@ def server(tmp_path_factory) -> Iterator[Server]:
     """A service with little memory for bodies."""
     environment = {"ESCROWMQ_HTTP__MAX_BODIES_BYTES": str(BUDGET)}
     with Server(tmp_path_factory.mktemp("answers") / "data", environment=environment) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory) -> Iterator[Server]:
+    """A service that cuts slow readers off soon, and has large messages."""
+    environment = {
+        "ESCROWMQ_HTTP__UNREAD_TIMEOUT_MS": "1500",
+        "ESCROWMQ_HTTP__LEAST_BYTES_PER_SECOND": str(32 << 10),
+    }
+    with Server(tmp_path_factory.mktemp("slow") / "data", environment=environment) as server:
+        with server.client() as api:
+            filled(api, "trickled", 1)
+            filled(api, "steady", 1, size=STEADY)
+            group = {"topics": [{"topic": "trickled"}]}
+            ok(api.put("/v1/groups/trickled-events", json=group), 201)
         yield server
 
 
@@ -241,6 +262,40 @@ def test_a_message_larger_than_all_answers_may_be_is_delivered_one_at_a_time(tmp
         pulled = ok(api.get("/v1/topics/huge/queues/0/messages"))["messages"]
 
     assert [len(received["payload"]), *(len(one["payload"]) for one in pulled)] == [12 * MIB] * 2
+
+
+@pytest.mark.parametrize("lane", ["receive", "pull", "stream of events"])
+def test_a_client_that_reads_a_little_now_and_then_keeps_no_memory(impatient, lane):
+    asked = {
+        "receive": receiving("trickled"),
+        "pull": pulling("trickled"),
+        "stream of events": request("GET", "/v1/groups/trickled-events/stream"),
+    }[lane]
+    before = figure(impatient, SLOW)
+    with asking(impatient, asked) as trickling:
+        assert status(trickling) == 200
+        until(lambda: held_bytes(impatient) > 3 * MIB, "the answer waits to be read")
+
+        until(
+            lambda: trickling.recv(1) and held_bytes(impatient) == 0,
+            "the memory of the answer is given back",
+        )
+
+    assert figure(impatient, SLOW) == before + 1
+    assert "client_reads_too_slowly" in impatient.log()
+
+
+def test_a_client_that_reads_slowly_and_steadily_gets_all_of_its_answer(impatient):
+    """The kernel takes more of the answer only when the client has read most of a MiB."""
+    with asking(impatient, pulling("steady")) as steady:
+        begun, received = time.monotonic(), 0
+        while received < 2 * MIB:
+            received += len(steady.recv(8 << 10))
+            until(lambda most=received: time.monotonic() - begun > most / SLOWLY, "no faster")
+        while received < STEADY:
+            piece = steady.recv(1 << 16)
+            assert piece, "the connection is open"
+            received += len(piece)
 
 
 def until_refused(server: Server, clients: ExitStack, asked: bytes) -> list[socket.socket]:

@@ -4,6 +4,7 @@ ends, it ends.
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -105,3 +106,51 @@ def test_an_answer_is_counted_as_memory_for_as_long_as_its_client_leaves_it_unre
             transport.abort()
 
     asyncio.run(play())
+
+
+def test_a_client_that_reads_too_slowly_is_cut_off_though_it_reads_again_and_again():
+    async def play() -> tuple[int, int]:
+        cut: list[None] = []
+        bodies, counted = BodyBudget(1 << 20), Connections(8)
+        server = HttpServer(
+            HttpOptions(unread_timeout_ms=400, least_bytes_per_second=LONG),
+            counted,
+            never,
+            bodies=bodies,
+            on_slow_reader=lambda: cut.append(None),
+        )
+        own, client = tcp_pair()
+        with client:
+            _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+                server.connect, own
+            )
+            connection.answer_now(b"x" * LONG)
+            received = 0
+
+            def read() -> bool:
+                nonlocal received
+                with suppress(BlockingIOError, ConnectionResetError):
+                    received += len(client.recv(512))
+                return len(counted) == 0
+
+            await reached(read, "the connection is cut")
+        assert bodies.answer_bytes == 0
+        return received, len(cut)
+
+    received, cut = asyncio.run(play())
+
+    assert 0 < received < LONG // 2
+    assert cut == 1
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """The service's end of a connection and the client's, with small buffers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.connect(listener.getsockname())
+        own, _ = listener.accept()
+    for one in (own, client):
+        one.setblocking(False)
+    return own, client
