@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from app.bodies.thread import BodyThread
 from app.clock_steps import ClockSteps
 from app.disk.watch import DiskWatch
+from app.entry_pace import EntryPace
 from app.hand_over.broker_files import BrokerFiles
 from app.hand_over.take_over import TakeOver
 from app.http.connections import Connections
@@ -146,6 +147,7 @@ class Services:
     connections: Connections
     long_polls: LongPolls
     max_line_bytes: int  # of a stream
+    entry_pace: EntryPace  # of streams
     keep_alive_ms: int  # in which something is written to a stream of events
     max_body_values: int  # of JSON in a request
     body_thread: BodyThread

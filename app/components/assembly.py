@@ -27,6 +27,7 @@ from app.components.schedules import CronComponent, SchedulesComponent
 from app.components.transactions import CheckSenderComponent, TransactionsComponent
 from app.disk.kernel_files import KernelFiles
 from app.disk.watch import DiskWatch
+from app.entry_pace import EntryPace
 from app.hand_over.broker_files import BrokerFiles
 from app.hand_over.take_over import TakeOver
 from app.http.connections import Connections
@@ -173,6 +174,9 @@ def services_of(base: Base) -> Services:
         connections=base.connections,
         long_polls=_long_polls(base),
         max_line_bytes=settings.http.max_body_bytes,
+        entry_pace=EntryPace(
+            settings.http.stream_idle_ms, settings.http.least_entry_bytes, base.metrics
+        ),
         keep_alive_ms=settings.http.keep_alive_ms,
         max_body_values=settings.http.max_body_values,
         body_thread=BodyThread(),

@@ -155,7 +155,7 @@ class _Stream:
         """
         splitter = self._form.splitter(self._max_line_bytes)
         try:
-            async for chunk in chunks:
+            async for chunk in self._services.entry_pace.keep(chunks, splitter):
                 for start in range(0, len(chunk), _SPLIT_BYTES):
                     await self._take_lines(splitter.feed(chunk[start : start + _SPLIT_BYTES]))
                     while splitter.has_more:

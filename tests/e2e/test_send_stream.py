@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.messages.stream import WINDOW_LINES
-from tests.support.http import assert_problem, ok
+from tests.support.http import assert_problem, ok, until
 from tests.support.line_stream import LineStream
 from tests.support.server import Server
 
@@ -235,6 +235,42 @@ def test_a_stream_that_moves_is_not_cut_and_a_silent_one_is(quick):
             assert numbered(stream.read()) == [(str(number), 201)]
             number += 1
         assert stream.read_until_cut() == 0
+
+
+def test_a_line_that_hardly_moves_is_cut_and_one_that_comes_steadily_is_taken(quick):
+    begin, end = b'{"id":"1","message":{"payload":"', b'"}}\n'
+    with LineStream(quick, "slow") as stream, quick.client() as api:
+        stream.send(line(0))
+        assert numbered(stream.read()) == [("0", 201)]
+        begun = time.monotonic()
+        stream.write(begin)
+        for sent in range(20_000, 80_000, 2_000):
+            stream.write(b"x" * 2_000)
+            until(lambda most=sent: time.monotonic() - begun > most / 40_000, "no faster than that")
+        stream.write(end)
+        assert numbered(stream.read()) == [("1", 201)]
+
+        stream.write(begin + b"x" * 10_000)
+        until(lambda: not has_written(stream, b"x"), "the connection is closed")
+        until(lambda: held_bytes(api) == 0, "what came of the line is in memory no longer")
+
+        lines = api.get("/metrics").text.splitlines()
+        assert 'escrowmq_slow_clients_total{at="sending"} 1.0' in lines
+    assert "client_sends_too_slowly" in quick.log()
+
+
+def has_written(stream: LineStream, piece: bytes) -> bool:
+    try:
+        stream.write(piece)
+    except OSError:
+        return False
+    return True
+
+
+def held_bytes(api: httpx.Client) -> float:
+    lines = api.get("/metrics").text.splitlines()
+    name = "escrowmq_request_body_bytes "
+    return next(float(one.removeprefix(name)) for one in lines if one.startswith(name))
 
 
 def test_lines_wait_until_answers_are_read_and_none_is_lost(server, api, topic):
