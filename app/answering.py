@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol, cast
 from urllib.parse import parse_qsl
 
@@ -78,6 +79,8 @@ async def answer(
         call = call_of(operation, host, incoming, body)
         arguments = await operation.arguments(host, call, parts)
         reply = await until_checked(lambda: cast("Handler", operation.handler)(*arguments))
+        if isinstance(reply, Waiting):
+            reply.within(partial(as_client_gets, operation, host))
         return host.marked(_unless_known(reply, call) if operation.method == "GET" else reply)
 
 

@@ -9,12 +9,13 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 from app.bodies.budget import BodyShare
 from storage.clock import Clock
-from storage.errors import TooManyWaiting
+from storage.errors import MessagingError, TooManyWaiting
 from storage.message import QueueId
 from storage.store import MessageStore
 
@@ -37,7 +38,7 @@ class Waiting:
     request, where it was for one alone.
     """
 
-    __slots__ = ("_again", "_is_woken", "_long_polls", "resume", "undo", "until_ms")
+    __slots__ = ("_again", "_context", "_is_woken", "_long_polls", "resume", "undo", "until_ms")
 
     def __init__(self, long_polls: "LongPolls", until_ms: int, again: Again) -> None:
         """`until_ms`: the end of the wait, on the monotonic clock.
@@ -47,6 +48,7 @@ class Waiting:
         self._long_polls = long_polls
         self.until_ms = until_ms
         self._again = again
+        self._context: Callable[[], AbstractContextManager[None]] = nullcontext
         self.undo: Callable[[Callable[[], None]], None] | None = None
         self.resume: Callable[[Waiting], None] | None = None  # None unless the request is suspended
         self._is_woken = False
@@ -63,11 +65,27 @@ class Waiting:
 
         self._again = changed
 
+    def within(self, context: Callable[[], AbstractContextManager[None]]) -> None:
+        """Suspend and ask again within such a context, this wait and those that follow it; of one
+        whose `again` returns an awaitable.
+        """
+        again, self._context = self._again, context
+
+        async def inside() -> Any:
+            with context():
+                found = await again()
+            if isinstance(found, Waiting):
+                found.within(context)
+            return found
+
+        self._again = inside
+
     def suspend(self, resume: Callable[["Waiting"], None]) -> None:
         """Have `resume` called once, later, when `again` is to be called. Raises TooManyWaiting."""
         try:
-            self._long_polls.enter()
-        except TooManyWaiting:
+            with self._context():
+                self._long_polls.enter()
+        except MessagingError:
             self.forget()
             raise
         self.resume = resume

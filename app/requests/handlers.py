@@ -1,12 +1,15 @@
 """Asking, looking, cancelling, replying. Handlers over plain values; any lane may call them."""
 
 import re
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from msgspec import UNSET, UnsetType
 
 from app.encoding import codec
 from app.http.exchange import Call, reply
 from app.http.exchange import Reply as Answer
+from app.long_polls import Waiting
 from app.messages.build import build, build_reply
 from app.messages.schemas import MessageInput, ReplyInput
 from app.messages.send import DURABILITY, limit
@@ -63,7 +66,9 @@ _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,9})\"?(?:$|[,;\s])", re.IGN
     ),
     limit=limit,
 )
-async def ask(services: Services, call: Call, topic_name: str, given: RequestInput) -> Answer:
+async def ask(
+    services: Services, call: Call, topic_name: str, given: RequestInput
+) -> Answer | Waiting:
     """Send a message that expects a reply. 202 means that there is no reply yet; get it later from
     the Location.
     """
@@ -89,9 +94,15 @@ async def ask(services: Services, call: Call, topic_name: str, given: RequestInp
     )
     if not outcome.replayed:
         services.metrics.messages_in.inc()
-    request = await _wait_until_closed(services, call, outcome.request.request_id, wait_ms)
+    call.share.keep(0)  # of the body, which is stored
+    until_ms = services.clock.monotonic_ms() + wait_ms
+    answer_with = partial(_answer_asked, services, replayed=outcome.replayed)
+    return await _once_closed(services, outcome.request.request_id, until_ms, answer_with)
+
+
+async def _answer_asked(services: Services, request: Request, *, replayed: bool) -> Answer:
     headers = services.pressure_header() | {"Location": f"/v1/requests/{request.request_id}"}
-    headers |= {"Idempotency-Replayed": "true"} if outcome.replayed else {}
+    headers |= {"Idempotency-Replayed": "true"} if replayed else {}
     if request.state is RequestState.TIMED_OUT and request.reply is None:
         raise Refusal(
             "reply_timeout",
@@ -115,13 +126,19 @@ async def ask(services: Services, call: Call, topic_name: str, given: RequestInp
     headers=[_PREFER],
     problems=(*_KEPT, "too_many_waiting"),
 )
-async def get(services: Services, call: Call, request_id: str, query: RequestQuery) -> Answer:
+async def get(
+    services: Services, call: Call, request_id: str, query: RequestQuery
+) -> Answer | Waiting:
     """Get a request and its reply. With `wait_ms` the response waits until the request is
     closed.
     """
     await _check_access(services, call, request_id)
-    request = await _wait_until_closed(services, call, request_id, _wait_ms(call, query.wait_ms))
-    return reply(200, await _view(services, request, query.payload))
+    until_ms = services.clock.monotonic_ms() + _wait_ms(call, query.wait_ms)
+
+    async def answer_with(request: Request) -> Answer:
+        return reply(200, await _view(services, request, query.payload))
+
+    return await _once_closed(services, request_id, until_ms, answer_with)
 
 
 @operation(
@@ -216,17 +233,24 @@ def _message(services: Services, call: Call, topic: Topic, given: MessageInput) 
     return message
 
 
-async def _wait_until_closed(
-    services: Services, call: Call, request_id: str, wait_ms: int
-) -> Request:
-    deadline_ms = services.clock.monotonic_ms() + wait_ms
-    while True:
-        request = await services.requests.get(request_id)
-        left_ms = deadline_ms - services.clock.monotonic_ms()
-        if request.state is not RequestState.PENDING or left_ms <= 0 or services.is_stopping:
-            return request
-        async with services.long_poll(call):
-            await services.requests.wait(request, timeout_ms=left_ms)
+async def _once_closed(
+    services: Services,
+    request_id: str,
+    until_ms: int,
+    answer_with: Callable[[Request], Awaitable[Answer]],
+) -> Answer | Waiting:
+    """The answer with a request that is closed, or as it is at the end of the time; a wait until
+    then.
+    """
+    request = await services.requests.get(request_id)
+    is_over = services.clock.monotonic_ms() >= until_ms or services.is_stopping
+    if request.state is not RequestState.PENDING or is_over:
+        return await answer_with(request)
+    again = partial(_once_closed, services, request_id, until_ms, answer_with)
+    waiting = services.long_polls.wait(until_ms, again)
+    services.requests.call_when_closed(request_id, waiting.wake)
+    waiting.undo = partial(services.requests.forget_call, request_id)
+    return waiting
 
 
 async def _view(services: Services, request: Request, form: PayloadForm) -> RequestView:

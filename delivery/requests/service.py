@@ -51,7 +51,6 @@ class Requests:
         self._locks = KeyedLocks()
         self._requester = Requester(self._journal, self._locks, identifiers, options)
         self._replier = Replier(self._journal, self._locks, identifiers, ack_beside=ack_beside)
-        self._is_stopping = False
         self.table = self._journal.table
 
     # ----------------------------------------------------------------------------------------------
@@ -69,7 +68,6 @@ class Requests:
 
     def stop(self) -> None:
         """End all waits for a reply."""
-        self._is_stopping = True
         self._journal.conditions.notify_all()
 
     async def drain(self) -> None:
@@ -129,12 +127,13 @@ class Requests:
             await self._locks.shielded(self._time_out([request_id]))
         return request
 
-    async def wait(self, request: Request, *, timeout_ms: int) -> None:
-        """Return when the request is no longer pending, the time is up, or the service stops. May
-        be cancelled.
-        """
-        if request.state is RequestState.PENDING and not self._is_stopping:
-            await self._journal.conditions.wait(request.request_id, timeout_ms=timeout_ms)
+    def call_when_closed(self, request_id: str, call: Callable[[], None]) -> None:
+        """Call it once, when a pending request is closed, or the service stops."""
+        self._journal.conditions.call_on_change(request_id, call)
+
+    def forget_call(self, request_id: str, call: Callable[[], None]) -> None:
+        """Do not call it any more."""
+        self._journal.conditions.forget_call(request_id, call)
 
     async def read_reply(self, request: Request) -> StoredMessage | None:
         """The reply; None if there is none. Raises MessageGone if retention has deleted it."""

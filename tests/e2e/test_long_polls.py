@@ -351,6 +351,7 @@ def test_more_long_polls_than_are_allowed_are_told_to_come_back(tmp_path, beside
         server.client() as api,
     ):
         ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        ok(api.post("/v1/topics", json={"topic": "others", "queues": 1}), 201)
         transaction_id = begin(api, "orders")
         known_pull(api, "orders")
         waiting = [beside(pull, api, "orders", wait_ms=LONG_MS) for _ in range(2)]
@@ -365,6 +366,10 @@ def test_more_long_polls_than_are_allowed_are_told_to_come_back(tmp_path, beside
             api.post("/v1/producer-groups/shop/checks/receive", json={"wait_ms": LONG_MS}),
         ):
             assert_problem(answer, 429, "too_many_waiting")
+        asked = {"message": {"payload": "x"}, "wait_ms": LONG_MS}
+        refused = api.post("/v1/topics/others/requests", json=asked)
+        assert_problem(refused, 429, "too_many_waiting")
+        assert "store-pressure" in refused.headers
 
         assert pull(api, "orders")["messages"] == []  # who does not wait is answered all the same
         ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)

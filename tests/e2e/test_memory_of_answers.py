@@ -179,6 +179,20 @@ def test_a_receive_that_waits_for_room_keeps_no_body_in_memory(server, api):
         assert resident_bytes(server) - before < 32 * MIB
 
 
+def test_a_request_that_waits_for_its_reply_keeps_no_body_in_memory(server, api):
+    ok(api.put("/v1/topics/asked", json=TOPIC), 201)
+    body = json.dumps({"message": {"payload": "x"}, "wait_ms": 30_000}).encode() + b" " * 4 * MIB
+    asked = request("POST", "/v1/topics/asked/requests", JSON, body=body)
+    with ExitStack() as clients:
+        before = resident_bytes(server)
+        for count in range(1, 17):
+            clients.enter_context(asking(server, asked))
+            until_waiting(server, count)
+
+        assert held_bytes(server) == 0
+        assert resident_bytes(server) - before < 32 * MIB
+
+
 def test_a_receive_that_waits_for_room_is_answered_when_the_service_stops(tmp_path):
     environment = {"ESCROWMQ_HTTP__MAX_BODIES_BYTES": str(BUDGET)}
     with Server(tmp_path / "data", environment=environment) as server, ExitStack() as clients:

@@ -580,12 +580,16 @@ async def test_a_request_that_could_not_be_stored_never_was(house):
 # waiting
 
 
+def closing_of(house, request) -> "asyncio.Future[None]":
+    """Done when the service calls who waits for the request."""
+    closing = asyncio.get_running_loop().create_future()
+    house.requests.call_when_closed(request.request_id, lambda: closing.set_result(None))
+    return closing
+
+
 async def test_a_thousand_who_wait_are_woken_each_by_his_own_reply(house):
     asked = [await house.ask() for _ in range(1_000)]
-    waiting = [
-        asyncio.ensure_future(house.requests.wait(request, timeout_ms=60_000)) for request in asked
-    ]
-    await asyncio.sleep(0)
+    waiting = [closing_of(house, request) for request in asked]
 
     for number in (999, 0, 500):
         await house.reply(asked[number].request_id)
@@ -599,8 +603,7 @@ async def test_a_thousand_who_wait_are_woken_each_by_his_own_reply(house):
 @pytest.mark.parametrize("change", ["cancel", "timeout"])
 async def test_who_waits_is_woken_by_any_end(house, change):
     request = await house.ask()
-    waiting = asyncio.ensure_future(house.requests.wait(request, timeout_ms=60_000))
-    await asyncio.sleep(0)
+    waiting = closing_of(house, request)
 
     if change == "cancel":
         await house.requests.cancel(request.request_id)
