@@ -24,7 +24,7 @@ ANSWERS = BUDGET * 3 // 4
 LARGE = 7 * MIB  # a message; the kernel takes 3 MiB of an answer that is not read
 TOPIC = {"queues": 1, "max_message_bytes": 16 * MIB}
 STEADY = 5 * MIB  # a message that is read slowly
-SLOWLY = 300 << 10  # bytes a second
+SLOWLY = 200 << 10  # bytes a second
 SLOW = 'escrowmq_slow_clients_total{at="reading"}'
 JSON = "Content-Type: application/json"
 
@@ -41,7 +41,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
 def impatient(tmp_path_factory) -> Iterator[Server]:
     """A service that cuts slow readers off soon, and has large messages."""
     environment = {
-        "ESCROWMQ_HTTP__UNREAD_TIMEOUT_MS": "1500",
+        "ESCROWMQ_HTTP__UNREAD_TIMEOUT_MS": "3000",
         "ESCROWMQ_HTTP__LEAST_BYTES_PER_SECOND": str(32 << 10),
     }
     with Server(tmp_path_factory.mktemp("slow") / "data", environment=environment) as server:

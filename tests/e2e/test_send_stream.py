@@ -237,26 +237,30 @@ def test_a_stream_that_moves_is_not_cut_and_a_silent_one_is(quick):
         assert stream.read_until_cut() == 0
 
 
-def test_a_line_that_hardly_moves_is_cut_and_one_that_comes_steadily_is_taken(quick):
+def test_a_line_that_hardly_moves_is_cut_and_one_that_comes_steadily_is_taken(tmp_path):
     begin, end = b'{"id":"1","message":{"payload":"', b'"}}\n'
-    with LineStream(quick, "slow") as stream, quick.client() as api:
-        stream.send(line(0))
-        assert numbered(stream.read()) == [("0", 201)]
-        begun = time.monotonic()
-        stream.write(begin)
-        for sent in range(20_000, 80_000, 2_000):
-            stream.write(b"x" * 2_000)
-            until(lambda most=sent: time.monotonic() - begun > most / 40_000, "no faster than that")
-        stream.write(end)
-        assert numbered(stream.read()) == [("1", 201)]
+    idle = {"ESCROWMQ_HTTP__STREAM_IDLE_MS": "2000"}
+    with (
+        Server(tmp_path / "data", environment=idle) as server,
+        server.client() as api,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "slow"}), 201)
+        with LineStream(server, "slow") as stream:
+            begun = time.monotonic()
+            stream.write(begin)
+            for sent in range(0, 60_000, 2_000):  # for longer than a line may pause
+                stream.write(b"x" * 2_000)
+                until(lambda most=sent: time.monotonic() - begun > most / 20_000, "no faster")
+            stream.write(end)
+            assert numbered(stream.read()) == [("1", 201)]
 
-        stream.write(begin + b"x" * 10_000)
-        until(lambda: not has_written(stream, b"x"), "the connection is closed")
-        until(lambda: held_bytes(api) == 0, "what came of the line is in memory no longer")
+            stream.write(begin + b"x" * 10_000)
+            until(lambda: not has_written(stream, b"x"), "the connection is closed")
+            until(lambda: held_bytes(api) == 0, "what came of the line is in memory no longer")
 
-        lines = api.get("/metrics").text.splitlines()
-        assert 'escrowmq_slow_clients_total{at="sending"} 1.0' in lines
-    assert "client_sends_too_slowly" in quick.log()
+            lines = api.get("/metrics").text.splitlines()
+            assert 'escrowmq_slow_clients_total{at="sending"} 1.0' in lines
+        assert "client_sends_too_slowly" in server.log()
 
 
 def has_written(stream: LineStream, piece: bytes) -> bool:
