@@ -146,10 +146,18 @@ class LongPolls:
 
     def enter(self) -> None:
         """One more request waits. Raises TooManyWaiting."""
-        if self._count >= self._most:
-            raise TooManyWaiting(f"{self._count} requests are waiting, the limit is {self._most}")
+        self.check()
         self._count += 1
         self._on_changed(self._count)
+
+    def check(self) -> None:
+        """Raise TooManyWaiting where no further request may wait."""
+        if self.is_full:
+            raise TooManyWaiting(f"{self._count} requests are waiting, the limit is {self._most}")
+
+    @property
+    def is_full(self) -> bool:
+        return self._count >= self._most
 
     def exit(self) -> None:
         """A request waits no longer."""

@@ -74,6 +74,8 @@ async def ask(
     """
     topic = services.topics.to_use(topic_name)
     wait_ms = _wait_ms(call, given.wait_ms)
+    if wait_ms:
+        services.long_polls.check()  # behind the store a refusal would be repeated as a new request
     key = call.idempotency_key
     repeatable = (
         None
@@ -95,7 +97,7 @@ async def ask(
     if not outcome.replayed:
         services.metrics.messages_in.inc()
     call.share.keep(0)  # of the body, which is stored
-    until_ms = services.clock.monotonic_ms() + wait_ms
+    until_ms = services.clock.monotonic_ms() + (0 if services.long_polls.is_full else wait_ms)
     answer_with = partial(_answer_asked, services, replayed=outcome.replayed)
     return await _once_closed(services, outcome.request.request_id, until_ms, answer_with)
 

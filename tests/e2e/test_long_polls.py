@@ -370,7 +370,30 @@ def test_more_long_polls_than_are_allowed_are_told_to_come_back(tmp_path, beside
         refused = api.post("/v1/topics/others/requests", json=asked)
         assert_problem(refused, 429, "too_many_waiting")
         assert "store-pressure" in refused.headers
+        assert pull(api, "others")["messages"] == [], "nothing is stored that was refused"
 
         assert pull(api, "orders")["messages"] == []  # who does not wait is answered all the same
         ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
         assert [len(answer_of(one)["messages"]) for one in waiting] == [1, 1]
+
+
+def test_a_request_that_may_not_wait_for_its_reply_is_stored_and_pending_or_refused(
+    tmp_path, beside
+):
+    """Refused as well as stored it would be sent a second time. All of them may wait when they
+    come.
+    """
+    with (
+        Server(tmp_path / "data", environment={"ESCROWMQ_HTTP__MAX_WAITING": "1"}) as server,
+        server.client() as api,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        body = {"message": {"payload": "x"}, "wait_ms": LONG_MS, "timeout_ms": LONG_MS}
+        asked = [beside(api.post, "/v1/topics/orders/requests", json=body) for _ in range(8)]
+
+        until(lambda: sum(one.done() for one in asked) == 7, "all but one are answered")
+        statuses = sorted(one.result().status_code for one in asked if one.done())
+        stored = len(pull(api, "orders", max_messages=32)["messages"])
+        assert (stored, {*statuses} - {202, 429}) == (1 + statuses.count(202), set())
+        assert server.terminate() == 0
+        assert [one.result().status_code for one in asked].count(202) == stored
