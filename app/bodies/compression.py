@@ -19,6 +19,7 @@ from app.problems import Refusal, too_large
 GZIP = ("gzip", "x-gzip")  # two names of one coding (RFC 9110, 8.4.1.3)
 _GZIP = 16 + zlib.MAX_WBITS  # with gzip's head and checksum
 _PIECE_BYTES = 64 << 10
+_TAKEN_BYTES = 8 << 10  # decompressed in one go, of which each empty member takes 20
 _FREE_BYTES = 256 << 10  # of a body for which the ratio is not checked: a short one does no harm
 MIN_BYTES = 8 << 10  # a shorter answer is a few packets, compressed or not
 # compressed in less than a millisecond; a longer answer is compressed on a thread
@@ -27,7 +28,7 @@ _COMPRESSED_TYPES = ("application/json", "application/problem+json")
 
 
 def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) -> Receive:
-    """The body as it was before gzip.
+    """The body as it was before gzip, of one member or of several (RFC 1952, 2.2).
 
     `max_ratio`: of its length to what has come of it compressed, once it is longer than
     `_FREE_BYTES`. `is_gone`: the client has left, so that what it sent last need not be
@@ -36,12 +37,29 @@ def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) 
     """
     decoder = zlib.decompressobj(_GZIP)
     taken_bytes = given_bytes = 0
-    waiting = b""  # what has come and is not decompressed yet
+    waiting = memoryview(b"")  # what has come and is not decompressed yet
     holds_more = False  # the decoder may have more than was asked of it
     is_over = False  # nothing more is to come
 
+    def next_piece() -> bytes:
+        """Decompress a piece. Empty members, too, end with what is taken at once."""
+        nonlocal decoder, waiting, taken_bytes
+        end_bytes = taken_bytes + min(_TAKEN_BYTES, len(waiting))
+        while True:
+            if decoder.eof and waiting:
+                decoder = zlib.decompressobj(_GZIP)  # of the next member
+            given = waiting[: end_bytes - taken_bytes]
+            piece = decoder.decompress(given, _PIECE_BYTES)
+            # at the end of a member it may be in both
+            left = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
+            done = len(given) - len(left)
+            waiting = waiting[done:]
+            taken_bytes += done
+            if piece or taken_bytes == end_bytes:
+                return piece
+
     async def inflated() -> Message:
-        nonlocal waiting, holds_more, is_over, taken_bytes, given_bytes
+        nonlocal waiting, holds_more, is_over, given_bytes
         if waiting or holds_more:
             await asyncio.sleep(0)  # others have their turn between the pieces
             if is_gone():
@@ -52,12 +70,12 @@ def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) 
             message = await receive()
             if message["type"] != "http.request":
                 return message
-            waiting, is_over = message.get("body", b""), not message.get("more_body", False)
+            waiting = memoryview(message.get("body", b""))
+            is_over = not message.get("more_body", False)
         try:
-            piece = decoder.decompress(waiting, _PIECE_BYTES)
+            piece = next_piece()
         except zlib.error as error:
             raise Refusal("malformed_request", f"the body is not gzip: {error}") from None
-        taken_bytes += len(waiting) - len(decoder.unconsumed_tail)
         given_bytes += len(piece)
         if given_bytes > max(_FREE_BYTES, max_ratio * taken_bytes):
             raise too_large(
@@ -65,10 +83,7 @@ def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) 
                 max_ratio,
                 f"a gzip body may have {max_ratio} times as many bytes when decompressed",
             )
-        waiting = decoder.unconsumed_tail
         holds_more = len(piece) == _PIECE_BYTES and not decoder.eof
-        if decoder.unused_data:
-            raise Refusal("malformed_request", "something follows the end of the gzip body")
         is_last = is_over and not waiting and not holds_more
         if is_last and not decoder.eof:
             raise Refusal("malformed_request", "the gzip body is cut short")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 
 import pytest
 
@@ -52,6 +53,43 @@ def test_a_raw_message_and_a_stream_are_stored_as_they_were_before_they_were_com
     assert [message["payload"] for message in messages] == ["raw", "1", "2"]
 
 
+def test_a_body_of_several_members_is_all_of_them(api, topic):
+    """RFC 1952, 2.2: what `cat a.gz b.gz` makes is gzip, too."""
+    payload = " ".join(map(str, range(MIB // 8)))
+    text = json.dumps({"payload": payload}).encode()
+    members = [gzip.compress(part) for part in (b"", text[:9], b"", text[9:1_000], text[1_000:])]
+    body = b"".join([*members, gzip.compress(b"") * 2_000])
+
+    sent = ok(api.post(f"/v1/topics/{topic}/messages", content=body, headers=GZIP), 201)
+    lines = [gzip.compress(b'{"message":{"payload":"%d"}}\n' % number) for number in range(9)]
+    streamed = api.post(
+        f"/v1/topics/{topic}/messages/stream",
+        content=iter([b"".join(lines[:4]), *lines[4:8], lines[8][:7], lines[8][7:]]),
+        headers={"Content-Encoding": "gzip"},
+    )
+
+    assert ok(api.get(f"/v1/messages/{sent['message_id']}"))["payload"] == payload
+    assert [json.loads(line)["status"] for line in streamed.text.splitlines()] == [201] * 9
+
+
+def test_the_limits_of_a_body_count_all_of_its_members(api, topic):
+    path = f"/v1/topics/{topic}/messages/batch"
+    member = gzip.compress(random.Random(7).randbytes(MIB), compresslevel=1)
+    bomb = gzip.compress(bytes(MIB // 8))
+
+    too_long = assert_problem(
+        api.post(path, content=iter([member] * 17), headers=GZIP), 413, "body_too_large"
+    )
+    too_dense = assert_problem(
+        api.post(path, content=bomb * 3, headers=GZIP), 413, "body_too_large"
+    )
+
+    assert [problem["context"]["limited"] for problem in (too_long, too_dense)] == [
+        "bytes",
+        "gzip_ratio",
+    ]
+
+
 def test_the_limit_of_a_body_counts_what_it_is_when_it_is_decompressed(api, topic):
     bomb = gzip.compress(b'{"payload":"' + b"x" * (64 * MIB) + b'"}')
     assert len(bomb) < MIB // 8
@@ -70,8 +108,17 @@ def test_the_limit_of_a_body_counts_what_it_is_when_it_is_decompressed(api, topi
         compressed({"payload": "x"})[:-1],
         compressed({"payload": "x" * 100_000})[:50],
         compressed({"payload": "x"}) + b"more",
+        compressed({"payload": "x"}) + gzip.compress(b" ")[:-1],
+        compressed({"payload": "x"}) + bytes(20),
     ],
-    ids=["not gzip", "without its end", "cut short", "with something behind it"],
+    ids=[
+        "not gzip",
+        "without its end",
+        "cut short",
+        "with something behind it",
+        "with a second member without its end",
+        "with zeros behind it",
+    ],
 )
 def test_what_is_no_gzip_is_malformed_and_stores_nothing(api, topic, body):
     assert_problem(
