@@ -7,6 +7,7 @@ any other refusal.
 
 import asyncio
 import fcntl
+import re
 import secrets
 import sys
 import termios
@@ -40,6 +41,12 @@ _FIRST_BYTES = 4 << 10  # of what has arrived with a head, which is kept while i
 # a size and the ends of lines; what chunk extensions and trailers may take is the limit of the head
 _CHUNK_HEAD_BYTES = 32
 _OF_AN_UPGRADE = (b"upgrade", b"http2-settings")
+# the line of a request whose method the parser does not know, and the method that it reads in its
+# place: of any but HEAD and CONNECT the rest of a request means the same
+_UNKNOWN_METHOD = re.compile(
+    rb"(?:\r?\n)*([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64})(?= [!-~]+ HTTP/1\.[01]\r?\n)"
+)
+_STAND_IN = b"PATCH"
 
 Answering = Callable[[Request], Awaitable[None]]
 HotTake = Callable[["Connection", bytes], bool]
@@ -129,6 +136,7 @@ class Connection(asyncio.Protocol):
         self._unread_bytes = 0  # of answers that the client has not taken, where they are many
         # Of the head and the body that are being received:
         self._target = b""
+        self._unknown_method: str | None = None
         self._headers: Headers = []
         self._head_bytes = 0  # what the parser has reported of it
         self._received_bytes = 0  # since the head began
@@ -258,12 +266,12 @@ class Connection(asyncio.Protocol):
     def _piece_bytes(self) -> int:
         """How many of the bytes that have arrived to read next.
 
-        A body whose length is known ends with the piece, so that hardly any requests behind it are
-        read with it.
+        A body whose length is known ends with the piece, so that no request behind it is read with
+        it.
         """
-        if not self._is_in_body:
+        if not self._is_in_body or self._body_left_bytes <= 0:
             return _AT_ONCE_BYTES
-        return max(_AT_ONCE_BYTES, min(self._body_left_bytes, _BODY_AT_ONCE_BYTES))
+        return min(self._body_left_bytes, _BODY_AT_ONCE_BYTES)
 
     def _read_behind(self) -> None:
         """Read on: no request waits."""
@@ -324,6 +332,7 @@ class Connection(asyncio.Protocol):
         return KEEP_ALIVE_MS if self._current is None else 0
 
     def _feed(self, data: bytes) -> None:
+        newest, begins_request = self._arriving, not (self._is_in_head or self._is_in_body)
         while data:
             try:
                 self._parser.feed_data(data)
@@ -333,6 +342,15 @@ class Connection(asyncio.Protocol):
                 # the body for that. We stay with HTTP/1.1, as RFC 9110 (7.8) allows: the request is
                 # read again without the question.
                 data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._parser = _new_parser(self)
+            except httptools.HttpParserInvalidMethodError:
+                is_first = begins_request and self._arriving is newest
+                found = _UNKNOWN_METHOD.match(data) if is_first else None
+                if found is None:
+                    self._end_reading()
+                    return
+                self._unknown_method = found[1].decode("ascii")
+                data = _STAND_IN + data[found.end() :]
                 self._parser = _new_parser(self)
             except httptools.HttpParserError:
                 self._end_reading()
@@ -373,7 +391,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         parser, options = self._parser, self.server.options
-        method = parser.get_method().decode("ascii")
+        method = self._unknown_method or parser.get_method().decode("ascii")
         if parser.should_upgrade():
             if method == "CONNECT":
                 raise ValueError("this is no proxy")
@@ -388,7 +406,7 @@ class Connection(asyncio.Protocol):
         request = Request(
             self, method, self._target, self._headers, http_version, keep_alive=keep_alive
         )
-        request.arrived_with, self._first = self._first, b""
+        request.arrived_with, self._first, self._unknown_method = self._first, b"", None
         self._is_in_body = True
         self._is_stream = takes_a_stream(method, request.path)
         self._timeout_ms = options.stream_idle_ms if self._is_stream else options.body_timeout_ms

@@ -356,6 +356,37 @@ def test_405_names_every_method_of_the_path(api, topic):
             assert answer.headers["allow"] == methods
 
 
+def test_a_method_that_http_does_not_have_is_405_as_any_other_that_the_path_does_not_take(
+    server, api, topic
+):
+    path = f"/v1/topics/{topic}"
+
+    for method in ("BREW", "GETS", "M-X"):
+        answer = api.request(method, path, params={"a": 1}, json={"queues": 2})
+        assert_problem(answer, 405, "method_not_allowed")
+        assert answer.headers["allow"] == "DELETE, GET, HEAD, PATCH, PUT"
+    assert_problem(api.request("BREW", "/v1/nothing"), 404, "route_not_found")
+
+    (lower_case,) = speak(server, request("get", path, "Request-Id: one", close=True))
+    assert (lower_case.status, lower_case.headers["request-id"]) == (405, "one")
+    assert json.loads(lower_case.body)["instance"] == path
+    body, then = b"x" * 5_000, request("GET", path, close=True)
+    upgrade = request("BREW", path, "Connection: Upgrade", "Upgrade: h2c", body=body)
+    assert [answer.status for answer in speak(server, upgrade + then)] == [405, 200]
+    known = request("POST", "/v1/topics", body=body)
+    answers = speak(server, known + request("BREW", path) + then)
+    assert [answer.status for answer in answers] == [400, 405, 200]
+
+
+@pytest.mark.parametrize(
+    "line", [b"\x16\x03\x01", b"SSH-2.0-OpenSSH\r\n", b"BREW /\r\n\r\n", b"B{W / HTTP/1.1\r\n\r\n"]
+)
+def test_a_line_that_is_none_of_http_is_400(server, line):
+    (answer,) = speak(server, line)
+
+    assert (answer.status, json.loads(answer.body)["code"]) == (400, "malformed_request")
+
+
 def test_a_body_on_a_get_is_passed_over(api):
     assert (
         ok(api.request("GET", "/v1/topics", params={"page_size": 1}, content=b"nonsense"))["items"]
