@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.admission import Admission, is_compressed
 from app.answering import CLIENT_LEFT, problem_of, refusal_of, request_id_of
 from app.bodies.budget import BodyBudget, BodyShare
-from app.bodies.compression import deflating, inflating, takes_gzip
+from app.bodies.compression import deflating, inflating, takes_gzip, varying
 from app.http.exchange import (
     ACCESS,
     BODY_SHARE,
@@ -64,7 +64,10 @@ class RequestMiddleware:
                 status = message["status"]
                 message = {
                     **message,
-                    "headers": [*message["headers"], (b"request-id", request_id.encode("ascii"))],
+                    "headers": [
+                        *varying(message["headers"]),
+                        (b"request-id", request_id.encode("ascii")),
+                    ],
                 }
             elif is_head:
                 message = {**message, "body": b""}

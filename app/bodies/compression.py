@@ -106,6 +106,18 @@ def may_be_worth_it(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name == b"content-length" and int(value) >= MIN_BYTES for name, value in headers)
 
 
+def varying(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer that is not compressed, with `Vary` where it could have been, so
+    that a cache does not answer other clients with it (RFC 9110, 12.5.5).
+    """
+    if not may_be_worth_it(headers):
+        return headers
+    found = MutableHeaders(raw=list(headers))
+    if _is_worth_it(found):
+        found.add_vary_header("Accept-Encoding")
+    return found.raw
+
+
 def deflating(send: Send) -> Send:
     """Compresses answers that come whole, and large ones in pieces whose length is known; others
     are sent as they come.
@@ -160,6 +172,7 @@ def _is_worth_it(headers: MutableHeaders) -> bool:
         headers.get("content-type", "").partition(";")[0] in _COMPRESSED_TYPES
         and "etag" not in headers  # it names these bytes
         and "accept-ranges" not in headers  # ranges are of these bytes
+        and "content-encoding" not in headers
     )
 
 

@@ -137,13 +137,11 @@ class HotPulls:
         if has_gzip and is_json and length >= MIN_BYTES:
             return None
         reading.metrics.messages_out.inc(count)
-        head = (
-            b"vary: Accept\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n"
-            % (
-                length,
-                media_type.encode("ascii"),
-                urandom(_ID_BYTES).hex().encode("ascii"),
-            )
+        head = b"vary: %b\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n" % (
+            b"Accept, Accept-Encoding" if is_json and length >= MIN_BYTES else b"Accept",
+            length,
+            media_type.encode("ascii"),
+            urandom(_ID_BYTES).hex().encode("ascii"),
         )
         lines = (*self._parts.default_lines(), reading.head_lines())
         answer = b"".join((STATUS_LINES[_OK], *lines, head, *parts))

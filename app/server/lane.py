@@ -20,7 +20,7 @@ from app import answering
 from app.admission import Admission, is_compressed
 from app.answering import Headers
 from app.bodies.budget import BodyBudget, BodyShare
-from app.bodies.compression import deflating, may_be_worth_it, takes_gzip
+from app.bodies.compression import deflating, may_be_worth_it, takes_gzip, varying
 from app.http.access import NOTHING, Access
 from app.http.exchange import ClientGone, FileReply, Reply, content_length, headers_by_name
 from app.http.tracebacks import drop_frames
@@ -459,7 +459,7 @@ async def _send(
     await request.drain()
     if request.is_gone:
         return
-    request.begin(status, [*headers, named])
+    request.begin(status, [*varying(headers), named])
     if isinstance(reply, Reply) and isinstance(reply.body, bytes):
         request.write(reply.body)
         return

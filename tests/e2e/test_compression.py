@@ -153,6 +153,29 @@ def test_a_long_answer_is_compressed_for_who_takes_it_and_for_nobody_else(
     assert gzip.decompress(raw.body) == plain.content == refused.content
 
 
+def test_an_answer_that_could_have_been_compressed_says_that_it_varies(server: Server, api, topic):
+    """Else a cache answers clients that take gzip, or those that do not, with the other one."""
+    entries = [{"message": {"payload": "x" * 1_000}} for _ in range(100)]
+    ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": entries}), 201)
+    pulls = f"/v1/topics/{topic}/queues/0/messages?offset=0&max_messages="
+
+    def varies_by(path: str, accepted: str, method: str = "GET") -> str | None:
+        answer = api.request(method, path, headers={"Accept-Encoding": accepted})
+        assert ("content-encoding" in answer.headers) == (
+            accepted == "gzip" and answer.headers.get("vary", "").endswith("Accept-Encoding")
+        )
+        return answer.headers.get("vary")
+
+    for accepted in ("gzip", "identity"):
+        for _ in range(3):  # the head is known, then
+            assert varies_by(f"{pulls}100", accepted) == "Accept, Accept-Encoding"
+            assert varies_by(f"{pulls}1", accepted) == "Accept"
+        for method in ("GET", "HEAD"):
+            assert varies_by("/openapi.json", accepted, method) == "Accept-Encoding"
+        # an answer with an ETag is never compressed, and neither is a 304 for it
+        assert varies_by(f"/v1/topics/{topic}", accepted) is None
+
+
 @pytest.mark.parametrize("accepted", ["gzip", "identity"])
 def test_the_head_of_an_answer_is_the_same_as_with_its_body(api, accepted):
     with_body, head = (
