@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol, cast
 from urllib.parse import parse_qsl
 
+import msgspec
 import structlog
 
 from app.bodies.budget import UNCOUNTED_BYTES, BodyShare
@@ -23,7 +24,7 @@ from app.operations import Handler, Operation
 from app.problems import MEDIA_TYPE, Refusal, as_refusal, document, invalid_field
 from app.registry.payload_schema import until_checked
 from app.services import Host, while_there
-from storage.errors import MessageTooLarge, MessagingError
+from storage.errors import InvalidRequest, MessageTooLarge, MessagingError
 from storage.files.unreadable import Unreadable
 from storage.files.vfs import is_out_of_files
 
@@ -145,16 +146,34 @@ def as_client_gets(operation: Operation, host: Host) -> Iterator[None]:
         yield
     except MessagingError as error:
         for_client = host.error_for_client(error)
-        if for_client is not error:
-            raise for_client from error
-        if not operation.tells_pressure:
-            raise
-        refusal = as_refusal(error)
-        refusal.headers |= host.pressure_header()
+        if for_client is error:
+            for_client = in_path(operation, error)
+            if operation.tells_pressure:
+                for_client = as_refusal(for_client)
+                for_client.headers |= host.pressure_header()
         # as its own cause it would keep the request's body until the next full garbage collection
-        if refusal is error:
+        if for_client is error:
             raise
-        raise refusal from error
+        raise for_client from error
+
+
+def in_path(operation: Operation, error: MessagingError) -> MessagingError:
+    """The error, with `/path/...` as the pointer to a part of the operation's path: for what raises
+    it, it was the value of a field.
+    """
+    if not operation.path_parts or not isinstance(error, InvalidRequest | Refusal):
+        return error
+    refusal = as_refusal(error)
+    pointers = {f"/{name}" for name in operation.path_parts}
+    if not any(field.pointer in pointers for field in refusal.errors):
+        return error
+    fields = [
+        msgspec.structs.replace(field, pointer=f"/path{field.pointer}")
+        if field.pointer in pointers
+        else field
+        for field in refusal.errors
+    ]
+    return refusal.with_errors(fields)
 
 
 async def _read(incoming: Incoming, limit: RequestLimit | None) -> bytes:

@@ -246,10 +246,13 @@ class _EventStream:
         try:
             await self._answer(host_of(self._operation), parts)
         except MessagingError as error:
-            refusal = as_refusal(error)
+            for_client = answering.in_path(self._operation, error)
+            refusal = as_refusal(for_client)
             takes_events = EVENTS in self._incoming.headers.get("accept", "")
             if self._has_begun or not takes_events or not refusal.kind.retryable:
-                raise
+                if for_client is error:
+                    raise
+                raise for_client from error
             await self._begin(closing_event(refusal))
             await self._end()
 

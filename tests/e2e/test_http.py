@@ -466,6 +466,35 @@ def test_a_number_in_a_path_is_refused_in_our_words(api, topic):
         assert problem["detail"] == "must be a number from 0", number
 
 
+def test_an_error_of_a_name_in_a_path_points_to_the_path(api):
+    found = set()
+    for path, operations in ok(api.get("/openapi.json"))["paths"].items():
+        parts = re.findall("{([a-z_]+)}", path)
+        named = path.format(**dict.fromkeys(parts, "a b") | {"queue_id": 0})
+        for method, operation in operations.items():
+            if {"topic", "group", "producer_group", "node"}.isdisjoint(parts):
+                continue
+            content = operation.get("requestBody", {}).get("content", {})
+            examples = content.get("application/json", {}).get("examples", {})
+            body = next((example["value"] for example in examples.values()), None)
+            answer = api.request(method.upper(), named, json=body)
+            if answer.status_code == 422:
+                pointers = {error["pointer"] for error in answer.json()["errors"]}
+                assert pointers.isdisjoint(f"/{name}" for name in parts), path
+                found |= {(operation["operationId"], pointer) for pointer in pointers}
+
+    for expected in (
+        ("sendMessage", "/path/topic"),
+        ("sendMessageStream", "/path/topic"),
+        ("pullMessages", "/path/topic"),
+        ("putGroup", "/path/group"),
+        ("streamMessages", "/path/group"),
+        ("putProducerGroup", "/path/producer_group"),
+        ("registerNode", "/path/node"),
+    ):
+        assert expected in found
+
+
 # --------------------------------------------------------------------------------------------------
 # Request-Id
 

@@ -39,10 +39,10 @@ def test_topics_and_their_queues_in_all_have_limits_and_a_deletion_makes_room(li
     assert_limited(limited.put("/v1/topics/c", json={"queues": 3}), "/queues")
     assert_limited(limited.patch("/v1/topics/a", json={"queues": 5}), "/queues")
     ok(limited.put("/v1/topics/c", json={"queues": 1}), 201)
-    assert_limited(limited.put("/v1/topics/d", json={"queues": 1}), "/topic")
+    assert_limited(limited.put("/v1/topics/d", json={"queues": 1}), "/path/topic")
     assert_limited(limited.post("/v1/topics", json={"topic": "d", "queues": 1}), "/topic")
     # created as it is used
-    assert_limited(limited.post("/v1/topics/d/messages", json={"payload": "x"}), "/topic")
+    assert_limited(limited.post("/v1/topics/d/messages", json={"payload": "x"}), "/path/topic")
 
     assert limited.delete("/v1/topics/c").status_code == 204
 
@@ -59,9 +59,9 @@ def test_groups_have_a_limit_however_they_are_created(limited):
     assert limited.put("/v1/groups/one").is_success
     ok(limited.put("/v1/groups/one"))
 
-    assert_limited(limited.put("/v1/groups/two"), "/group")
+    assert_limited(limited.put("/v1/groups/two"), "/path/group")
     offsets = {"offsets": [{"topic": "a", "queue_id": 0, "offset": 0}]}
-    assert_limited(limited.put("/v1/groups/two/offsets", json=offsets), "/group")
+    assert_limited(limited.put("/v1/groups/two/offsets", json=offsets), "/path/group")
     ok(limited.put("/v1/groups/one/offsets", json=offsets))
     assert_problem(limited.get("/v1/groups/two"), 404, "group_not_found")
 
@@ -69,7 +69,7 @@ def test_groups_have_a_limit_however_they_are_created(limited):
 def test_producer_groups_have_a_limit_however_they_are_created(limited):
     ok(limited.put("/v1/producer-groups/one"), 201)
 
-    assert_limited(limited.put("/v1/producer-groups/two"), "/producer_group")
+    assert_limited(limited.put("/v1/producer-groups/two"), "/path/producer_group")
     begin = {"producer_group": "two", "messages": [{"topic": "a", "message": {"json": 1}}]}
     assert_limited(limited.post("/v1/transactions", json=begin), "/producer_group")
     ok(limited.post("/v1/transactions", json=begin | {"producer_group": "one"}), 201)
