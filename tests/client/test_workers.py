@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import json
 import logging
 import signal
 import subprocess
@@ -544,7 +545,7 @@ def test_a_settlement_that_is_refused_as_a_whole_spoils_no_other_message(
     stats = worked(server, group, handle, kind, lambda stats: stats.acked and stats.nacked == 2)
 
     assert (stats.acked, stats.nacked, stats.lost) == (1, 2, 1)
-    assert "messages are settled one by one" in caplog.text
+    assert "messages are sent one by one" in caplog.text
     (again,) = client.receive_messages(group, wait_ms=20_000).messages
     assert (again.json(), again.attempt) == (0, 2)
 
@@ -614,14 +615,85 @@ def test_a_rejection_that_is_repeated_after_a_lost_answer_is_no_error(
     assert [one.reason for one in client.items(client.list_dead_letters, group)] == ["bad schema"]
 
 
+class RefusedExtensions:
+    """Transports behind a gateway that refuses extensions of several messages, and of the first."""
+
+    def __init__(self) -> None:
+        self.first: str | None = None
+        self.refused = 0
+        self.taken = 0
+
+    def refusal(self, request: httpx.Request, body: bytes) -> httpx.Response | None:
+        if not request.url.path.endswith("/extend"):
+            return None
+        handles = [entry["receipt_handle"] for entry in json.loads(body)["entries"]]
+        self.first = self.first or handles[0]
+        if handles != [self.first] and len(handles) == 1:
+            self.taken += 1
+            return None
+        self.refused += 1
+        problem = {
+            "type": "about:blank", "title": "Forbidden", "status": 403, "code": "forbidden",
+            "detail": "no", "retryable": False,
+        }  # fmt: skip
+        return httpx.Response(403, json=problem, request=request)
+
+
+class RefusingTransport(httpx.HTTPTransport, RefusedExtensions):
+    def __init__(self) -> None:
+        httpx.HTTPTransport.__init__(self)
+        RefusedExtensions.__init__(self)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return self.refusal(request, request.read()) or super().handle_request(request)
+
+
+class AsyncRefusingTransport(httpx.AsyncHTTPTransport, RefusedExtensions):
+    def __init__(self) -> None:
+        httpx.AsyncHTTPTransport.__init__(self)
+        RefusedExtensions.__init__(self)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        refusal = self.refusal(request, await request.aread())
+        return refusal or await super().handle_async_request(request)
+
+
+@KINDS
+def test_an_extension_that_is_refused_does_not_end_the_worker(
+    server, client, topic, group, kind, caplog
+):
+    transport = RefusingTransport() if kind == "threads" else AsyncRefusingTransport()
+    send(client, topic, 2)
+    is_extended = threading.Event()
+
+    def handle(_: LeasedMessage) -> None:
+        assert is_extended.wait(PATIENCE_S)
+
+    async def handle_in_task(_: LeasedMessage) -> None:
+        assert await asyncio.to_thread(is_extended.wait, PATIENCE_S)
+
+    def is_done(stats: WorkerStats) -> bool:
+        if stats.extended and transport.refused >= 2 and not is_extended.is_set():
+            is_extended.set()
+            send(client, topic, 3)
+        return stats.acked >= 4
+
+    handler = handle if kind == "threads" else handle_in_task
+    stats = worked(server, group, handler, kind, is_done, transport=transport)
+
+    assert stats.extended >= 1
+    assert "messages are sent one by one" in caplog.text
+    assert "is not extended: 403 forbidden: no" in caplog.text
+
+
 def worked(
     server: Server,
     group: str,
-    handle: Callable[[LeasedMessage], None],
+    handle: Callable[[LeasedMessage], object],
     kind: str,
     is_done: Callable[[WorkerStats], object],
     *,
-    transport: LossyTransport | AsyncLossyTransport | None = None,
+    transport: httpx.HTTPTransport | httpx.AsyncHTTPTransport | None = None,
 ) -> WorkerStats:
     """Run a worker of either kind until it is done; return its numbers."""
     if kind == "threads":

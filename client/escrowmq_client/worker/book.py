@@ -233,8 +233,12 @@ class Book:
             elif lease.state in (State.WAITING, State.RUNNING, State.FINISHED):
                 lost.append(self._lose(lease))
             else:  # it is settled, or the answer to its settlement says more
-                lease.extend_at_ms = inf
+                self.extend_no_more(lease)
         return lost
+
+    def extend_no_more(self, lease: Lease) -> None:
+        """Note that another extension would be refused: the lease lasts until its end."""
+        lease.extend_at_ms = inf
 
     def not_extended(self, leases: Iterable[Lease], now_ms: float) -> None:
         """Note that the service could not be reached: try again before the leases end."""

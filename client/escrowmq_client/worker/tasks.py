@@ -43,6 +43,7 @@ from escrowmq_client.worker.words import (
     log,
     log_given_up,
     log_lost,
+    log_not_extended,
     log_refused,
     log_refused_together,
     refusal_of,
@@ -285,14 +286,29 @@ class AsyncWorker:
         while True:
             while not (leases := self._book.to_extend(_now_ms())):
                 await self._wait(self._book.next_extension_ms())
-            sent_ms = _now_ms()
-            results = await self._results(self._book.extend_call(self._group, leases))
-            if results is None:
-                self._book.not_extended(leases, _now_ms())
-            else:
-                for lease in self._book.extended(leases, results, sent_ms):
-                    self._lost(lease, "an extension was refused")
-            self._notify()
+            await self._extend_all(leases)
+
+    async def _extend_all(self, leases: list[Lease]) -> None:
+        """Extend them together; one by one if the service refuses that as a whole."""
+        sent_ms = _now_ms()
+        call = self._book.extend_call(self._group, leases)
+        try:
+            results = await self._results(call)
+        except ProblemError as error:
+            if len(leases) > 1:
+                log_refused_together(call.operation, self._group, len(leases), error)
+                for lease in leases:
+                    await self._extend_all([lease])
+                return
+            log_not_extended(self._group, leases[0], error)
+            self._book.extend_no_more(leases[0])
+            return
+        if results is None:
+            self._book.not_extended(leases, _now_ms())
+        else:
+            for lease in self._book.extended(leases, results, sent_ms):
+                self._lost(lease, "an extension was refused")
+        self._notify()
 
     async def _settle(self) -> None:
         while True:

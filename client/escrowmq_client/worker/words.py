@@ -76,14 +76,19 @@ def log_given_up(group: str, lease: Lease) -> None:
 
 
 def log_refused_together(operation: str, group: str, count: int, error: ProblemError) -> None:
-    """Log that a settlement of several messages was refused as a whole."""
+    """Log that a settlement or an extension of several messages was refused as a whole."""
     log.error(
-        "%s of group %s was refused: %s; its %d messages are settled one by one",
+        "%s of group %s was refused: %s; its %d messages are sent one by one",
         operation,
         group,
         error,
         count,
     )
+
+
+def log_not_extended(group: str, lease: Lease, error: ProblemError) -> None:
+    """Log that the service refuses to extend the lease of a message, which lasts until its end."""
+    log.error("the lease of message %s is not extended: %s", _described(group, lease), error)
 
 
 def refusal_of(lease: Lease, error: ProblemError) -> SettleResult:
