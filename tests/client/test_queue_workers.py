@@ -1,10 +1,12 @@
 """Workers that own queues, against a real service: with threads and with tasks."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from queue import Queue
@@ -527,6 +529,24 @@ QueueWorker(Client({server.url!r}), {group!r}, handle, topics=[{topic!r}]).run()
 
     assert committed(client, group) == 10
     assert client.list_members(group).items == []
+
+
+def test_heartbeats_that_are_answered_at_once_have_a_pause_between_them(topic, http, work):
+    beats: list[float] = []
+
+    def hasty(request: httpx.Request) -> httpx.Response:
+        content = request.read()
+        if request.url.path.endswith("/heartbeat"):
+            beats.append(time.monotonic())
+            content = json.dumps(json.loads(content) | {"wait_ms": 0}).encode()
+        headers = {**request.headers, "content-length": str(len(content))}
+        done = http.request(request.method, request.url, headers=headers, content=content)
+        return httpx.Response(done.status_code, headers=done.headers, content=done.content)
+
+    work(f"of-{topic}", lambda message: None, network=hasty)
+
+    until(lambda: len(beats) >= 4, "it sends heartbeats")
+    assert beats[3] - beats[0] > 1.5
 
 
 def test_a_join_whose_answer_was_lost_leaves_no_second_member(client, topic, server):

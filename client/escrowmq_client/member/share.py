@@ -120,6 +120,11 @@ class Share:
         """Whether it lost all queues of a topic: the group may not read that any more."""
         return bool(self._lost_topics)
 
+    @property
+    def position(self) -> tuple[object, ...]:
+        """The member, its generation and its queues, to tell whether an answer has changed them."""
+        return self.member_id, self.generation, *self.parts.values()
+
     def joined(self, answer: Membership, sent_ms: float) -> list[OwnedPart]:
         """Note the answer to a join that was sent then; return the queues to begin with."""
         self.member_id, self.generation = answer.member_id, answer.generation

@@ -165,7 +165,10 @@ class AsyncQueueWorker:
     async def _belong(self) -> None:
         """Be a member until the stop."""
         while not self._is_stopping:
+            again_ms, position = _now_ms() + _PAUSE_MS, self._share.position
             await self._step()
+            if self._share.position == position:
+                await self._pause(again_ms - _now_ms())  # unless the service has waited for so long
 
     async def _step(self) -> None:
         try:

@@ -181,7 +181,11 @@ class QueueWorker:
     def _belong(self, poller: Poller) -> None:
         """Be a member until the stop."""
         while not self._is_stopping:
+            again_ms, position = _now_ms() + _PAUSE_MS, self._share.position
             self._step(poller)
+            if self._share.position == position:
+                with self._changed:
+                    self._pause(again_ms - _now_ms())  # unless the service has waited for so long
 
     def _step(self, poller: Poller) -> None:
         try:
