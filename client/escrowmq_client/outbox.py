@@ -259,7 +259,7 @@ class Outbox:
         try:
             messages = [TransactionMessageInput(row.topic, _message(row.message)) for row in rows]
             self._publisher.publish(tx_id, messages)
-        except (ProblemError, ValueError, TypeError) as error:
+        except (ProblemError, ValueError, TypeError, RecursionError) as error:
             if isinstance(error, ProblemError) and (error.retryable or error.status >= 500):
                 raise
             self._refused(tx_id)
@@ -280,7 +280,9 @@ def _on_mysql(usual: Any, other: Any) -> Any:
 
 
 def _message(text: str) -> MessageInput:
-    """Raises ValueError or TypeError if the text is no message."""
+    """Raises ValueError or TypeError if the text is no message, RecursionError if it is nested too
+    deep.
+    """
     return MessageInput(**msgspec.json.decode(text, type=dict[str, Any]))
 
 

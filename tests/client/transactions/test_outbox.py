@@ -337,15 +337,17 @@ def test_rows_that_the_service_refuses_for_good_stay_and_stop_no_others(
 ):
     shop.place("no..such topic", 1)
     with shop.engine.begin() as db:
-        for text in ("{", '{"no": "field"}'):
-            db.execute(shop.table.insert().values(tx_id=text, topic=topic, message=text))
+        deep = [f'{{"json":{"[" * levels}{"]" * levels}}}' for levels in (200, 100_000)]
+        for number, text in enumerate(("{", '{"no": "field"}', *deep)):
+            row = {"tx_id": f"refused-{number}", "topic": topic, "message": text}
+            db.execute(shop.table.insert().values(row))
     shop.place(topic, 2)
 
     assert shop.outbox.run_once() == 1
 
     assert texts(service, topic) == ["2"]
-    assert (shop.rows(), shop.outbox.refused_count) == (3, 3)
-    assert "was refused" in caplog.text
+    assert (shop.rows(), shop.outbox.refused_count) == (5, 5)
+    assert caplog.text.count("was refused") == 5
 
 
 def test_more_refused_transactions_than_are_read_together_stop_no_others(
