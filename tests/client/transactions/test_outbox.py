@@ -207,6 +207,7 @@ def place_as_another(shop: Shop, topic: str, tx_id: str, **fields: Any) -> None:
         ("count", {}),
         ("json", {"json": 2}),
         ("body", {"json": UNSET, "payload": b"\xff"}),
+        ("content_type", {"json": UNSET, "payload": "1"}),
         ("key", {"key": "k2"}),
         ("keys", {"key": None, "keys": ["k1", "k2"]}),
         ("tag", {"tag": "paid"}),
@@ -232,6 +233,23 @@ def test_rows_whose_tx_id_another_outbox_has_used_stay(
     assert other.outbox.run_once() == 0
     assert (other.rows(), other.outbox.refused_count) == (1 + (what == "count"), 1)
     assert texts(service, topic) == ["1"]
+    assert f"{tx_id} was refused" in caplog.text
+    other.engine.dispose()
+
+
+def test_rows_whose_message_has_no_delay_are_not_published_as_a_delayed_one(
+    service, shop, topic, database, client, caplog
+):
+    tx_id = f"delayed-{next(_numbers)}"
+    place_as_another(shop, topic, tx_id, delay_ms=48 * 3_600_000)
+    assert shop.outbox.run_once() == 1
+    service.advance(hours=25)
+    other = Shop(database, client, table="outbox_2")
+    place_as_another(other, topic, tx_id)
+
+    assert other.outbox.run_once() == 0
+
+    assert (other.rows(), other.outbox.refused_count) == (1, 1)
     assert f"{tx_id} was refused" in caplog.text
     other.engine.dispose()
 
