@@ -21,7 +21,6 @@ _KEEP_ALIVE_S = 5.0  # as httpx: shorter than what servers and proxies keep
 # the errors of connecting: a call is repeated only where that is safe.
 _ERRORS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
-    (aiohttp.ClientProxyConnectionError, httpx.ProxyError),
     (aiohttp.ClientHttpProxyError, httpx.ProxyError),
     (aiohttp.ClientConnectorError, httpx.ConnectError),
     (TimeoutError, httpx.ReadTimeout),
@@ -65,7 +64,7 @@ class _Transport(httpx.AsyncBaseTransport):
                 headers=request.headers.multi_items(),
                 data=await request.aread() or None,
                 allow_redirects=False,
-                proxy=self._proxy_for(request.url),
+                proxy=self._proxy_for(request),
                 ssl=self._trusted() if request.url.scheme == "https" else True,
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=limits.get("connect"), sock_read=limits.get("read")
@@ -83,11 +82,22 @@ class _Transport(httpx.AsyncBaseTransport):
         if self._session is not None:
             await self._session.close()
 
-    def _proxy_for(self, url: httpx.URL) -> str | None:
+    def _proxy_for(self, request: httpx.Request) -> str | None:
+        """Raises httpx.UnsupportedProtocol for a proxy that aiohttp would take for one of HTTP."""
+        url = request.url
         place = (url.scheme, url.host)
         if place not in self._proxies:
             known = getproxies() if self._trust_env and not proxy_bypass(url.host) else {}
-            self._proxies[place] = known.get(url.scheme) or known.get("all")
+            proxy = known.get(url.scheme) or known.get("all")
+            if proxy is not None and "://" not in proxy:
+                proxy = f"http://{proxy}"
+            if proxy is not None and not proxy.startswith(("http://", "https://")):
+                scheme = proxy.partition("://")[0]
+                raise httpx.UnsupportedProtocol(
+                    f"the connections of aiohttp take proxies of http and https, not of {scheme}",
+                    request=request,
+                )
+            self._proxies[place] = proxy
         return self._proxies[place]
 
     def _trusted(self) -> ssl.SSLContext:

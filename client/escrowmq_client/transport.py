@@ -29,8 +29,9 @@ URL_VARIABLE = "ESCROWMQ_URL"
 KEY_VARIABLE = "ESCROWMQ_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8080"
 
-# Nothing has reached the service when one of these is raised.
-NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
+# Nothing has reached the service when one of these is raised: a ProxyError is that of a proxy that
+# has refused to connect to it.
+NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
 LOST = (
     httpx.TimeoutException,
     httpx.NetworkError,

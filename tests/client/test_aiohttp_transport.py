@@ -5,6 +5,7 @@ ones.
 import asyncio
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -148,6 +149,113 @@ async def test_a_proxy_of_the_environment_is_used_but_for_the_hosts_without_one(
         b"GET http://shop.invalid:8080/v1/version HTTP/1.1",
         b"GET /v1/version HTTP/1.1",
     ]
+
+
+class Tunnels:
+    """A proxy that connects its clients with one place, whatever they ask for, or refuses to."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.asked: list[bytes] = []
+        self.refusal = b""
+        self.serving: set[asyncio.Task[None] | None] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.serving.add(asyncio.current_task())
+        self.asked.append(await reader.readuntil(b"\r\n\r\n"))
+        if self.refusal:
+            writer.write(b"HTTP/1.1 %b\r\ncontent-length: 0\r\n\r\n" % self.refusal)
+            await _close(writer)
+            return
+        behind, to_it = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(_pump(reader, to_it), _pump(behind, writer))
+
+
+async def _pump(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while piece := await source.read(1 << 16):
+            to.write(piece)
+    await _close(to)
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@pytest.fixture
+async def tunnels(tmp_path, monkeypatch) -> AsyncIterator[Tunnels]:
+    """A proxy, to a service with TLS whose certificate is trusted: `https://shop.test`."""
+    certificate, key = self_signed(tmp_path, names=["shop.test"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.serving.add(asyncio.current_task())
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(VERSION)
+                writer.write(head + VERSION)
+        await _close(writer)
+
+    service = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    made = Tunnels(service.sockets[0].getsockname()[1])
+    proxy = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
+    async with service, proxy:
+        yield made
+        await asyncio.gather(*filter(None, made.serving))
+
+
+@pytest.fixture(params=[connections, httpx.AsyncClient], ids=["aiohttp", "httpx"])
+async def by_proxy(request, tunnels) -> AsyncIterator[httpx.AsyncClient]:
+    async with request.param() as opened:
+        yield opened
+
+
+async def test_a_service_with_tls_is_reached_through_a_proxy(tunnels, by_proxy):
+    client = AsyncClient("https://shop.test", api_key="secret", http=by_proxy)
+    for _ in range(3):
+        assert (await client.get_version()).name == "EscrowMQ"
+
+    (asked,) = tunnels.asked
+    assert asked.startswith(b"CONNECT shop.test:443 HTTP/1.1\r\n")
+    assert b"secret" not in asked
+
+
+async def test_what_a_proxy_refuses_to_connect_was_not_sent_and_is_sent_again(tunnels, by_proxy):
+    tunnels.refusal = b"502 Bad Gateway"
+    client = AsyncClient("https://shop.test", http=by_proxy)
+    unsafe = Call("anything", "POST", "/", lambda answer: answer.body, repeatable=False)
+    call = asyncio.ensure_future(client.call(unsafe))
+    await reached(lambda: len(tunnels.asked) > 1 or call.done(), "it is sent again")
+    tunnels.refusal = b""
+
+    assert await asyncio.wait_for(call, PATIENCE_S) == VERSION
+
+
+async def test_a_proxy_that_is_not_there_was_not_reached(tunnels, monkeypatch):
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    async with connections() as http:
+        with pytest.raises(Unreachable, match="ConnectError") as ended:
+            await AsyncClient("https://shop.test", http=http, retry=ONCE).get_version()
+
+    assert not ended.value.outcome_unknown
+
+
+async def test_a_proxy_of_socks_is_refused_by_its_name(tunnels, monkeypatch):
+    for name in ("HTTPS_PROXY", "https_proxy"):
+        monkeypatch.setenv(name, "socks5://127.0.0.1:1080")
+    async with connections() as http:
+        with pytest.raises(httpx.UnsupportedProtocol, match="not of socks5"):
+            await AsyncClient("https://shop.test", http=http, retry=ONCE).get_version()
 
 
 async def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path, http):
