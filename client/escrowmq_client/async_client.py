@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import httpx
 
 from escrowmq_client import steps
-from escrowmq_client.call import Call, Page, nothing
+from escrowmq_client.call import REMOVED, Call, Page, nothing
 from escrowmq_client.encoding import Format
 from escrowmq_client.errors import EscrowMQError
 from escrowmq_client.event_stream import EventStream
@@ -127,6 +127,8 @@ class AsyncClient:
                     chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
                     wait_ms = attempts.wait_ms(error, now_ms=now_ms, chance=chance)
                     if wait_ms is None:
+                        if call.only_removes and attempts.have_removed(error):
+                            return call.parse(REMOVED)
                         raise
                 await self._pause(wait_ms)
 

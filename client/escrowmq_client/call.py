@@ -45,6 +45,9 @@ class Answer(NamedTuple):
     body: bytes
 
 
+REMOVED = Answer(_NO_CONTENT, {}, b"")
+
+
 @dataclass(frozen=True)
 class Call(Generic[T_co]):
     """A call of one operation, not yet executed.
@@ -74,6 +77,11 @@ class Call(Generic[T_co]):
     def path(self) -> str:
         """The path with its parts, encoded."""
         return self.route.format_map({name: quote(part, "") for name, part in self.parts.items()})
+
+    @property
+    def only_removes(self) -> bool:
+        """Whether the call removes something, and has no other result."""
+        return self.method == "DELETE" and self.parse is nothing
 
 
 def new_id() -> str:

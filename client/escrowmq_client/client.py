@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 import httpx
 
 from escrowmq_client import steps
-from escrowmq_client.call import Call, Page, nothing
+from escrowmq_client.call import REMOVED, Call, Page, nothing
 from escrowmq_client.encoding import Format
 from escrowmq_client.errors import EscrowMQError
 from escrowmq_client.event_stream import EventStream
@@ -125,6 +125,8 @@ class Client:
                     chance = random.random()  # noqa: S311  it spreads tries, and guards nothing
                     wait_ms = attempts.wait_ms(error, now_ms=now_ms, chance=chance)
                     if wait_ms is None:
+                        if call.only_removes and attempts.have_removed(error):
+                            return call.parse(REMOVED)
                         raise
                 self._pause(wait_ms)
 

@@ -11,7 +11,14 @@ shorter than the service asks for. The client gives up `total_ms` after the firs
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from escrowmq_client.errors import EscrowMQError, NotPrimary, ProblemError, Unreachable
+from escrowmq_client.errors import (
+    NO_DOCUMENT,
+    EscrowMQError,
+    NotFound,
+    NotPrimary,
+    ProblemError,
+    Unreachable,
+)
 
 _NEVER = "reply_timeout"  # sent again, it would ask the question a second time
 _LATER = (429, 503)
@@ -71,6 +78,7 @@ class Attempts:
         self._rounds = rounds
         self._failures = 0
         self._hops = 0  # in a row
+        self._may_be_done = False  # by a try whose answer was lost
         self._first_failed_ms = 0.0
         self._reached_ms: float | None = None
 
@@ -87,6 +95,7 @@ class Attempts:
 
         `now_ms`: by a clock that is never set. `chance`: a random number, 0 <= chance < 1.
         """
+        self._may_be_done |= isinstance(error, Unreachable) and error.outcome_unknown
         if isinstance(error, NotPrimary) and error.primary and self._hops < _MOST_HOPS:
             self._hops += 1
             return 0.0
@@ -104,6 +113,12 @@ class Attempts:
             spent_ms=now_ms - self._first_failed_ms,
             chance=chance,
         )
+
+    def have_removed(self, error: EscrowMQError) -> bool:
+        """Tell whether a removal is done although this try did not find what to remove: an earlier
+        one, whose answer was lost, may have removed it.
+        """
+        return self._may_be_done and isinstance(error, NotFound) and error.code != NO_DOCUMENT
 
 
 def may_repeat(error: EscrowMQError, *, repeatable: bool) -> bool:

@@ -1,8 +1,10 @@
 """Operations of the client against a real service."""
 
+import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 
 from escrowmq_client import (
@@ -57,6 +59,46 @@ def test_a_message_with_several_keys_is_found_by_each_however_it_is_sent(client,
         ]
     one, *_ = client.pull(topic, 0, offset=0, raw=True).messages
     assert (one.key, one.keys) == (keys[0], keys)
+
+
+class LosingTwice:
+    """A network that loses the first two answers to each removal, which the service carries out."""
+
+    def __init__(self) -> None:
+        self.left = 2
+
+    def send(self, request: httpx.Request) -> httpx.Response:
+        with httpx.Client() as http:
+            done = http.request(
+                request.method, request.url, headers=request.headers, content=request.read()
+            )
+        if request.method == "DELETE" and self.left:
+            self.left -= 1
+            raise httpx.ReadError("the answer is lost", request=request)
+        return httpx.Response(done.status_code, headers=done.headers, content=done.content)
+
+    async def send_in_task(self, request: httpx.Request) -> httpx.Response:
+        return await asyncio.to_thread(self.send, request)
+
+
+async def test_a_removal_whose_answer_was_lost_is_done_when_there_is_nothing_to_remove(
+    server, client, topic, group
+):
+    losing, losing_in_task = LosingTwice(), LosingTwice()
+    http = httpx.Client(transport=httpx.MockTransport(losing.send))
+    with http, Client(server.url, http=http) as one:
+        one.delete_group(group)
+        with pytest.raises(NotFound):
+            one.delete_group(group)
+    other = httpx.AsyncClient(transport=httpx.MockTransport(losing_in_task.send_in_task))
+    async with other, AsyncClient(server.url, http=other) as two:
+        await two.delete_topic(topic)
+        with pytest.raises(NotFound):
+            await two.delete_topic(topic)
+
+    assert (losing.left, losing_in_task.left) == (0, 0)
+    with pytest.raises(NotFound):
+        client.get_topic(topic)
 
 
 def test_an_event_is_published_once(client, topic):
