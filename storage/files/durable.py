@@ -2,11 +2,23 @@
 a mixture.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
+from typing import TypeVar
 
-from storage.files.vfs import File, Vfs
+import structlog
+
+from storage.files.vfs import File, Vfs, is_failed_sync
+
+T = TypeVar("T")
+log = structlog.get_logger()
+
+
+class SyncFailed(OSError):
+    """The disk has not taken a file that was made (EIO). Nothing is left of it: another file can be
+    made.
+    """
 
 
 def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None:
@@ -18,14 +30,31 @@ def replace(vfs: Vfs, path: PurePath, data: bytes, *, scratch: PurePath) -> None
 
 
 def replace_by_pieces(
-    vfs: Vfs, path: PurePath, pieces: Iterable[bytes], *, scratch: PurePath
+    vfs: Vfs, path: PurePath, pieces: Sequence[bytes], *, scratch: PurePath
 ) -> None:
     """Replace a file as `replace` does, by content in pieces that is too large for one."""
-    with making(vfs, path, scratch / path.name) as file:
-        end = 0
-        for piece in pieces:
-            file.write(end, piece)
-            end += len(piece)
+
+    def write() -> None:
+        with making(vfs, path, scratch / path.name) as file:
+            end = 0
+            for piece in pieces:
+                file.write(end, piece)
+                end += len(piece)
+
+    in_another_file(write)
+
+
+def in_another_file(make: Callable[[], T]) -> T:
+    """Result of `make`, which makes a file; of a second try, with another file, if the disk fails
+    the sync of the first. Raises SyncFailed if it fails that, too.
+
+    A sync that has failed is not tried again: it is unknown what the disk has of that file.
+    """
+    try:
+        return make()
+    except SyncFailed as error:
+        log.error("file_made_again", file=error.filename, error=str(error))
+    return make()
 
 
 @contextmanager
@@ -34,13 +63,14 @@ def making(vfs: Vfs, path: PurePath, made: PurePath) -> Iterator[File]:
     the end.
 
     Nothing is left of one that cannot be written: it would take the space that a full disk lacks.
+    Raises SyncFailed.
     """
     file = vfs.open(made, create=True)
     try:
         try:
             file.extend(0)
             yield file
-            file.sync()
+            _sync(file, path)
         finally:
             file.close()
         vfs.rename(made, path)
@@ -93,6 +123,15 @@ def make_sized(vfs: Vfs, path: PurePath, length: int, *, scratch: PurePath) -> N
         if vfs.exists(path):
             vfs.remove(path)
         raise
+
+
+def _sync(file: File, path: PurePath) -> None:
+    try:
+        file.sync()
+    except OSError as error:
+        if not is_failed_sync(error):
+            raise
+        raise SyncFailed(error.errno, error.strerror, str(path)) from error
 
 
 def _sync_names(vfs: Vfs, path: PurePath, made: PurePath) -> None:

@@ -2,7 +2,8 @@
 
 A full disk fails a sync, too, where a file system looks for space only as it writes back. The page
 cache then takes for written what the disk has not, and may forget it: another sync alone would
-report success (vfs.py, File.sync). What is derived from the log goes on by writing it again.
+report success (vfs.py, File.sync). What is derived from the log goes on by writing it again. A sync
+that fails otherwise is the user's, who makes another file.
 """
 
 from storage.files.vfs import File

@@ -182,6 +182,11 @@ def is_unreadable(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno == errno.EIO
 
 
+def is_failed_sync(error: Exception) -> bool:
+    """Of an error of a sync: the disk has not taken what was written (EIO)."""
+    return is_unreadable(error)
+
+
 def is_out_of_files(error: Exception) -> bool:
     """The process, or the system, may open no more files: nothing is wrong with the disk, and it
     passes by itself.

@@ -6,8 +6,7 @@ and no snapshot knows more than the log. One round runs at a time: collect in th
 wait until that much of the log is durable, write in the derive lane.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -15,14 +14,16 @@ import structlog
 
 from storage.clock import Clock
 from storage.errors import CorruptRecord
-from storage.files.unreadable import Unreadable, UnreadableLog
+from storage.files.durable import SyncFailed
+from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.append.flusher import Flusher
 from storage.local.index.key_index import DoubtfulIndex, IndexFile
-from storage.local.lanes.runner import Lane, Runner, Timer
+from storage.local.lanes.runner import Lane, Runner, Timer, take_steps
 from storage.local.log import log_walk
 from storage.local.log.log_tail import LogTail
+from storage.local.mending import Mending
 from storage.local.options import LocalStoreOptions
 from storage.local.queues.consume_queue import ConsumeQueue, Unflushed
 from storage.local.queues.group_offsets import QUEUE as OFFSET_QUEUE
@@ -30,7 +31,7 @@ from storage.local.queues.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
 from storage.local.recovery.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.store_files import StoreFiles
 from storage.local.timers.due_index import Made, Pending
-from storage.message import OffsetRange, QueueId
+from storage.message import QueueId
 from storage.store import Snapshot, WaitingTimers
 
 log = structlog.get_logger()
@@ -78,7 +79,9 @@ class Deriver:
         self._key_index = files.key_index
         self._due_index = files.due_index
         self._segments = files.segments
-        self._log = files.log
+        self._mending = Mending(files)
+        self._is_mending = self._is_stopped = False
+        self._mending_error: str | None = None  # of the last try, if that failed
         self._snapshots = files.snapshots
         self._delay_files = files.delay_files
         self._broker_timers = files.broker_timers
@@ -104,7 +107,8 @@ class Deriver:
         self._is_writing = False
         # the key index has everything below this log offset; the derive lane moves it
         self.indexed_end = files.recovered.indexed_end
-        self._doubtful_index: IndexFile | None = None  # to be made again; the derive lane's
+        # the last file whose sync has failed, until a thorough round has synced the index
+        self._unsynced_index: IndexFile | None = None
         self._waiting: list[Callable[[bool], None]] = []
         self._thorough_ms = clock.monotonic_ms()
         self.thorough_end = tail.visible_end  # all below is in the files, and snapshots say so
@@ -168,6 +172,7 @@ class Deriver:
         self._timer = self._runner.later(self._options.queue_flush_interval_ms, self._tick)
 
     def stop(self) -> None:
+        self._is_stopped = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -190,12 +195,14 @@ class Deriver:
 
     def _tick(self) -> None:
         self.start()
+        self._mend()
         now_ms = self._clock.monotonic_ms()
         is_thorough = (self.backlog_bytes > 0 or self._write_config is not None) and (
             now_ms - self._thorough_ms >= self._options.snapshot_interval_ms
             or self.backlog_bytes >= self._options.snapshot_log_bytes
         )
         is_thorough |= self._due_index.is_large
+        is_thorough &= self._key_index.doubtful is None  # no snapshot can be made until then
         if self._dirty or self._kept or is_thorough:
             self._begin(is_thorough=is_thorough)
 
@@ -247,98 +254,64 @@ class Deriver:
 
     def _write(self, round_: _Round) -> None:
         self._is_writing = True
-        is_last = bool(self._waiting)
-
-        def write() -> Made | CorruptRecord | None:
-            for unflushed in round_.unflushed:
-                self._queue_files.write(unflushed)
-            if is_last:
-                self._write_zeroed()
-            self._with_rebuilt_index(partial(self._index_up_to, round_.log_end))
-            if round_.queues_snapshot is not None:
-                self._queue_files.sync()
-                self._with_rebuilt_index(self._key_index.sync)
-            for name, snapshot in round_.snapshots.items():
-                self._snapshots.save(name, snapshot)
-            if round_.delay_progress is not None:
-                self._delay_files.save(round_.delay_progress)
-            if round_.write_config is not None:
-                round_.write_config()
-            if round_.waiting_timers is not None:
-                self._broker_timers.hand_over(round_.waiting_timers)
-            elif round_.delay_progress is not None:
-                self._broker_timers.save(round_.delay_progress)
-            made = None if round_.due is None else self._due_index.make(round_.due)
-            if isinstance(made, Made):
-                self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
-                self._due_index.note_named()
-            if round_.queues_snapshot is not None:
-                # The last one: it moves the place where a start begins to replay.
-                reflected = msgspec.structs.replace(
-                    round_.queues_snapshot, index=self._key_index.marks
-                )
-                self._snapshots.save(QUEUES_SNAPSHOT, reflected.wrap())
-            return made
-
-        self._runner.beside(
-            Lane.DERIVE, write, lambda made: self._written(round_, made), self._failed
+        take_steps(
+            self._runner,
+            Lane.DERIVE,
+            self._steps(round_, is_last=bool(self._waiting)),
+            lambda made: self._written(round_, made),
+            self._failed,
+            goes_on=lambda: not self._is_stopped,
         )
 
-    def _write_zeroed(self) -> None:
-        """Make the entries again that no reader has asked for since their files were replaced: a
-        broker takes zeros for the end of the queue. The derive lane's.
+    def _steps(
+        self, round_: _Round, *, is_last: bool
+    ) -> Generator[None, None, Made | CorruptRecord | None]:
+        """The derive lane's: write and sync what the round has.
+
+        Raises DoubtfulIndex: the round can be made again once the index has its file again.
         """
-        for queue_id, zeroed in self._queue_files.take_zeroed():
-            queue = self._queues.find(queue_id)
-            try:
-                if queue is not None:
-                    self._rewrite(queue, zeroed)
-            except FileNotFoundError:
-                pass  # retention has removed it
-            except Unreadable as error:
-                log.error("queue_entries_missing", queue=str(queue_id), error=str(error))
+        for unflushed in round_.unflushed:
+            self._queue_files.write(unflushed)
+        if is_last:
+            yield from self._mending.steps(is_last=True)
+        if round_.is_thorough or self._key_index.doubtful is None:
+            yield from self._index_up_to(round_.log_end)
+        if round_.queues_snapshot is not None:
+            self._queue_files.sync()
+            self._key_index.sync()
+        for name, snapshot in round_.snapshots.items():
+            self._snapshots.save(name, snapshot)
+        if round_.delay_progress is not None:
+            self._delay_files.save(round_.delay_progress)
+        if round_.write_config is not None:
+            round_.write_config()
+        if round_.waiting_timers is not None:
+            self._broker_timers.hand_over(round_.waiting_timers)
+        elif round_.delay_progress is not None:
+            self._broker_timers.save(round_.delay_progress)
+        made = None if round_.due is None else self._due_index.make(round_.due)
+        if isinstance(made, Made):
+            self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
+            self._due_index.note_named()
+        if round_.queues_snapshot is not None:
+            # The last one: it moves the place where a start begins to replay.
+            reflected = msgspec.structs.replace(round_.queues_snapshot, index=self._key_index.marks)
+            self._snapshots.save(QUEUES_SNAPSHOT, reflected.wrap())
+        return made
 
-    def _rewrite(self, queue: ConsumeQueue, zeroed: OffsetRange) -> None:
-        for queue_offset in range(max(zeroed.first, queue.first), min(zeroed.end, queue.end)):
-            entry = self._queue_files.stored_entry(queue.id, queue_offset)
-            if entry is not None and entry.record_bytes > 0:
-                continue
-            recent = queue.recent(queue_offset, 1)
-            if recent is not None:
-                self._queue_files.rewrite(Unflushed(queue, queue_offset, recent))
-            else:
-                for _ in self._queue_check.repair(queue, queue_offset):
-                    pass
-
-    def _with_rebuilt_index(self, job: Callable[[], None]) -> None:
-        """Do the job; once more if the disk does not take it, into another file. The derive
-        lane's.
-        """
-        try:
-            self._rebuild_index()  # if that failed in the round before
-            job()
-        except DoubtfulIndex as doubt:
-            self._doubtful_index = doubt.file
-            self._rebuild_index()
-            job()
-
-    def _rebuild_index(self) -> None:
-        """Make the file again that the disk did not take. Raises OSError: it can be tried again."""
-        if self._doubtful_index is not None:
-            for _ in self._key_index.rebuild(self._doubtful_index, self._log):
-                pass
-            self._doubtful_index = None
-
-    def _index_up_to(self, log_end: int) -> None:
-        """The derive lane's."""
+    def _index_up_to(self, log_end: int) -> Iterator[None]:
+        """The derive lane's; a window of the log for each step."""
         try:
             for window in log_walk.windows(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(window.data, window.offset, window.scan)
+                if window.scan.end < log_end:
+                    yield
         except (CorruptRecord, UnreadableLog) as damage:
             # It is found again by a read of that message; the records around it can be looked up
             # all the same.
             for piece in log_walk.stated(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(piece.data, piece.offset, piece)
+                yield
             # Not before: what the disk does not give back may be indexed by a later round.
             if isinstance(damage, UnreadableLog):
                 log_offset, reason = damage.log_offset, damage.strerror
@@ -376,6 +349,7 @@ class Deriver:
             self._thorough_ms = self._clock.monotonic_ms()
             self.thorough_end = round_.log_end
             self.thorough_ended = self.thorough_begun
+            self._unsynced_index = None
             self._runner.beside(
                 Lane.FLUSH, lambda: self._checkpoint.note_queues(round_.stored_at_ms),
                 lambda _: None, self._on_failure
@@ -392,12 +366,14 @@ class Deriver:
         not give back, until that counts as damage: what is derived stays in memory, and the next
         tick tries again.
 
-        Any other failure leaves files that cannot be trusted.
+        An index file that the disk does not take is made again first. Any other failure leaves
+        files that cannot be trusted.
         """
         round_, self._round = self._round, None
         self._is_writing = False
-        passes = is_disk_full(error) or is_out_of_files(error) or isinstance(error, UnreadableLog)
-        if round_ is None or not passes:
+        if isinstance(error, DoubtfulIndex):
+            error = self._doubt(error.file)
+        if round_ is None or not _passes(error):
             self._on_failure(error)
             return
         if self.last_error is None:
@@ -412,9 +388,61 @@ class Deriver:
             self._waiting_timers = round_.waiting_timers
         if round_.due is not None:
             self._due_index.give_back(round_.due)
-        self._finish(False)
+        if not isinstance(error, DoubtfulIndex):
+            self._finish(False)
+        elif self._waiting:
+            self._begin(is_thorough=True)
+        else:
+            self._mend()
+
+    def _doubt(self, file: IndexFile) -> Exception:
+        """Note that the disk has not taken an index file; the error of the round by that.
+
+        If the sync of the file in which the index went on fails as well, that is the disk's.
+        """
+        if isinstance(file.failure, SyncFailed):
+            if self._unsynced_index not in (None, file):
+                return file.failure
+            self._unsynced_index = file
+        return DoubtfulIndex(file)
+
+    def _mend(self) -> None:
+        """Make again what the disk has failed, in steps beside the rounds."""
+        if self._is_mending or not self._mending.is_needed:
+            return
+        self._is_mending = True
+        take_steps(
+            self._runner,
+            Lane.DERIVE,
+            self._mending.steps(),
+            self._mended,
+            self._mending_failed,
+            goes_on=lambda: not self._is_stopped,
+        )
+
+    def _mended(self, _: None) -> None:
+        self._is_mending = False
+        self._mending_error = None
+
+    def _mending_failed(self, error: Exception) -> None:
+        self._is_mending = False
+        if not _passes(error):
+            self._on_failure(error)
+            return
+        if self._mending_error is None:
+            log.warning("derived_files_wait", error=str(error))
+        self._mending_error = str(error)
 
     def _finish(self, succeeded: bool) -> None:
         waiting, self._waiting = self._waiting, []
         for done in waiting:
             done(succeeded)
+
+
+def _passes(error: Exception) -> bool:
+    """Is it over by itself, or once an index file is made again?"""
+    return (
+        is_disk_full(error)
+        or is_out_of_files(error)
+        or isinstance(error, (UnreadableLog, DoubtfulIndex))
+    )

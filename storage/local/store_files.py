@@ -28,6 +28,7 @@ from storage.local.queues import group_offsets
 from storage.local.queues.consume_queue import QueueFiles
 from storage.local.queues.group_offsets import GroupOffsets
 from storage.local.queues.queue_check import QueueCheck
+from storage.local.queues.zeroed_entries import ZeroedEntries
 from storage.local.recovery import recovery_reports
 from storage.local.recovery.recovery import Progress, Recovered, recover
 from storage.local.recovery.stop_watch import StopWatch
@@ -74,15 +75,16 @@ class StoreFiles:
             self._log_identity = vfs.identity(self.directory.commit_log)
             self.checkpoint = CheckpointFile(self.directory)
             self._open.callback(self.checkpoint.close)
+            self.snapshots = SnapshotFiles(self.directory)
             self.queue_files = QueueFiles(
                 vfs,
                 self.directory.consume_queues,
                 entries_per_file=options.queue_file_entries,
                 max_open=options.max_open_queue_files or _QUEUE_FILES,
                 scratch=self.directory.making,
+                zeroed=ZeroedEntries(self.snapshots),
             )
             self._open.callback(self.queue_files.close)
-            self.snapshots = SnapshotFiles(self.directory)
             self.key_index = KeyIndex(
                 vfs,
                 self.directory.key_index,

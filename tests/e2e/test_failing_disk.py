@@ -120,8 +120,6 @@ def test_the_first_sync_or_write_that_fails_ends_the_service_and_acknowledges_no
     ("call", "file"),
     [
         ("fdatasync", "store/checkpoint"),
-        ("fdatasync", "consumequeue"),
-        ("fdatasync", "/consume_queues"),
         ("fsync", "store/snapshots"),
         ("pwrite", "commitlog"),
     ],
@@ -148,6 +146,35 @@ def test_any_other_file_of_the_store_that_fails_ends_it_too_and_everything_ackno
             found = [message["message_id"] for message in everything(api)]
     assert [message_id for message_id in found if message_id in set(sent)] == sent
     assert len(found) <= len(sent) + 1, "the last one is unknown, and nothing else was sent"
+
+
+@pytest.mark.parametrize(
+    ("file", "event"),
+    [
+        ("store/consumequeue", "queue_file_replaced"),
+        ("store/index", "key_index_rebuilt"),
+        ("/consume_queues", "file_made_again"),
+    ],
+)
+def test_a_derived_file_whose_sync_fails_is_made_again_while_the_service_runs(
+    tmp_path, disk, file, event
+):
+    sent: list[str] = []
+    with ServerOnDisk(tmp_path / "data", disk, environment={**SMALL, **QUICK}) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            sent.append(ok(send_much(api), 201)["message_id"])
+            disk.fail_once("fdatasync", file)
+            while event not in server.log():
+                sent.append(ok(send_much(api), 201)["message_id"])
+                assert len(sent) < 5_000, "no sync has failed"
+            assert disk.has_failed
+            for message_id in sent[:: len(sent) // 3 + 1]:
+                assert ok(api.get(f"/v1/messages/{message_id}"))["message_id"] == message_id
+        assert server.terminate() == 0
+        server.start()
+        with server.client() as api:
+            assert [message["message_id"] for message in everything(api)] == sent
 
 
 def test_a_queue_file_that_cannot_be_written_to_is_replaced_while_the_service_runs(tmp_path, disk):

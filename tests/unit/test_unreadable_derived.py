@@ -5,6 +5,7 @@ starts: nothing is hidden, nothing ends, and a new file takes their place.
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -23,7 +24,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.queues.consume_queue import ConsumeQueue, QueueFiles, Unflushed
 from storage.message import OffsetRange, QueueId
 from tests.support.builders import message
-from tests.support.simulation import ROOT, World
+from tests.support.simulation import ROOT, End, World
 
 OPTIONS = LocalStoreOptions(
     segment_bytes=1 << 18,
@@ -281,6 +282,65 @@ def test_a_stop_leaves_no_zeros_that_a_broker_takes_for_the_end_of_the_queue(is_
     raw = disk.on_disk(QUEUE_FILE)[: end * ENTRY_BYTES]
     assert [n for n, one in enumerate(queue_entry.decode_all(raw)) if one.record_bytes <= 0] == []
     life(disk, look, 3)
+
+
+def zeros_in(disk: SimulatedDisk) -> list[int]:
+    """Entries of the queue's file that are zeros, as the page cache has it."""
+    file = disk.open(QUEUE_FILE)
+    raw = file.read(0, COUNT * ENTRY_BYTES)
+    file.close()
+    return [n for n, one in enumerate(queue_entry.decode_all(raw)) if one.record_bytes <= 0]
+
+
+@pytest.mark.parametrize("first", [0, 5 * IN_PAGE, COUNT - 1], ids=["first", "middle", "last"])
+def test_a_start_after_a_kill_makes_entries_again_that_no_reader_has_asked_for(first):
+    async def read(world: World, store: LocalMessageStore) -> None:
+        for n in (first, 2 * IN_PAGE):
+            world.disk.fail_reads(QUEUE_FILE, n * ENTRY_BYTES, n * ENTRY_BYTES + 1)
+        await store.read(QUEUE, 2 * IN_PAGE, max_messages=1, max_bytes=1)
+
+    async def wait(world: World, store: LocalMessageStore) -> None:
+        assert store.recovery.replayed_records == 0, "the log is not read before it is ready"
+        await pause(3)
+        assert zeros_in(world.disk) == []
+        assert store.status().rebuilt_entries > 0
+        await all_is_read(store, COUNT)
+
+    async def look(world: World, store: LocalMessageStore) -> None:
+        assert store.status().rebuilt_entries == 0
+        assert not world.disk.exists(ROOT / "snapshots" / "zeroed_entries")
+
+    disk = killed(filled(), read)
+    assert first in zeros_in(disk)
+    life(life(disk, wait, 3), look, 4)
+
+
+@pytest.mark.parametrize("end", [End.KILL, End.CUT])
+def test_no_zeros_stay_wherever_the_service_is_killed_as_a_queue_file_is_replaced(end):
+    async def read(operations: int, world: World, store: LocalMessageStore) -> None:
+        for n in (0, 3 * IN_PAGE):
+            world.disk.fail_reads(QUEUE_FILE, n * ENTRY_BYTES, n * ENTRY_BYTES + 1)
+        world.disk.cut_after = world.disk.operations + operations
+        await store.read(QUEUE, 0, max_messages=1, max_bytes=1)
+
+    async def wait(world: World, store: LocalMessageStore) -> None:
+        await store.read(QUEUE, 0, max_messages=1, max_bytes=1)
+        await pause(3)
+        assert zeros_in(world.disk) == []
+
+    for operations in range(0, 30, 2):
+        life(killed(filled(), partial(read, operations), end), wait, 3)
+
+
+def killed(disk: SimulatedDisk, question: Life, end: End = End.KILL) -> SimulatedDisk:
+    """The disk behind a life that is killed as the question is answered, or before."""
+    with World(disk, 2) as world:
+
+        async def main() -> None:
+            await question(world, await world.open_store(OPTIONS))
+
+        world.run(main())
+        return world.disk_left(end)
 
 
 def test_entries_that_the_disk_gives_back_a_moment_later_are_not_made_again():

@@ -13,6 +13,7 @@ none that waits is ever hidden: first that offset, then the log, last the positi
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -154,8 +155,15 @@ class BrokerTimers:
         surplus = set(self._log_files())
         for number, data in enumerate(files):
             path = self._log / names.file_name(number * self._file_bytes)
-            durable.replace_sized(
-                self._vfs, path, data, self._file_bytes, scratch=self._directory.making
+            durable.in_another_file(
+                partial(
+                    durable.replace_sized,
+                    self._vfs,
+                    path,
+                    data,
+                    self._file_bytes,
+                    scratch=self._directory.making,
+                )
             )
             surplus.discard(path.name)
         for name in surplus:

@@ -14,8 +14,9 @@ differs is made again from the log before the lookup is answered. What this proc
 trusted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
@@ -28,7 +29,7 @@ from storage.files import durable
 from storage.files.handles import Handles
 from storage.files.unreadable import FailingPages, Unreadable, read_derived, read_readable
 from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
-from storage.files.vfs import File, Vfs, is_disk_full, is_unreadable
+from storage.files.vfs import File, Vfs, is_disk_full, is_failed_sync, is_unreadable
 from storage.formats import index_file, key_scan
 from storage.formats import record as records
 from storage.formats.index_file import ENTRY, HEADER_BYTES, SLOT, Header, Ints
@@ -48,7 +49,7 @@ log = structlog.get_logger()
 
 
 class DoubtfulIndex(Exception):
-    """An index file is not what was written, or has pages that the disk does not give back:
+    """An index file is not what was written, or the disk does not take it or give it back:
     `rebuild` makes it again.
     """
 
@@ -89,6 +90,7 @@ class KeyIndex:
         self._scratch = scratch
         self._files: tuple[IndexFile, ...] = ()
         self._failing = FailingPages(clock, is_derived=True)
+        self._rebuilding: dict[IndexFile, Generator[None, None, None]] = {}
         self.rebuilt_files = 0
         names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
         for name in names:
@@ -105,6 +107,13 @@ class KeyIndex:
         if self._files:
             newest = self._files[-1]
             self.is_whole &= read_derived(vfs, newest.path, newest.load) or False
+
+    @property
+    def doubtful(self) -> "IndexFile | None":
+        """The file that the disk has not taken, or that the index has left, until it is made again:
+        until then nothing is fed. Any thread.
+        """
+        return next((one for one in self._files if one.failure or one.is_left), None)
 
     @property
     def marks(self) -> dict[str, int]:
@@ -129,8 +138,9 @@ class KeyIndex:
 
     def feed(self, window: bytes, window_offset: int, scan: Scan | Stated) -> int:
         """Add the keys of the records found in `window`, without those that it has; return their
-        number.
+        number. Raises DoubtfulIndex.
         """
+        self._check_doubt()
         indexed_offset = max(
             [file.header.end_offset for file in self._files if not file.header.is_empty], default=-1
         )
@@ -140,23 +150,47 @@ class KeyIndex:
         return len(found.hashes)
 
     def sync(self) -> None:
-        """Everything fed is durable on return."""
+        """Everything fed is durable on return. Raises DoubtfulIndex."""
+        self._check_doubt()
         if self._files:
             self._sync(self._files[-1])
 
-    def rebuild(self, old: "IndexFile", log_: CommitLog) -> Iterator[None]:
+    def rebuild(self, old: "IndexFile", log_: CommitLog) -> Generator[None, None, None]:
         """Make the file again from the records whose keys it has; a window of the log for each
         step.
+
+        Those who want the same file take the steps of one rebuilding together, and one that was
+        given up is continued.
         """
-        if old not in self._files:
-            return  # dropped, or made again, meanwhile
+        steps = self._rebuilding.get(old)
+        if steps is None:
+            steps = self._rebuilding[old] = self._rebuild(old, log_)
+        for _ in steps:  # no `yield from`, which would end them with this generator
+            yield
+
+    def _rebuild(self, old: "IndexFile", log_: CommitLog) -> Generator[None, None, None]:
+        try:
+            if old not in self._files:
+                return  # dropped, or made again, meanwhile
+            if old is self._files[-1]:
+                self._roll(of_whole=False)
+                old.is_left = True
+            made = self._make(
+                self._scratch / f"rebuilt-{old.path.name}",
+                old.header._replace(used_slots=0, next_entry=1),
+            )
+            try:
+                yield from self._rebuild_as(made, old, log_)
+            finally:
+                made.close()
+        finally:
+            del self._rebuilding[old]
+
+    def _rebuild_as(
+        self, made: "IndexFile", old: "IndexFile", log_: CommitLog
+    ) -> Generator[None, None, None]:
         path = old.path
-        if old is self._files[-1]:
-            self._roll(of_whole=False)  # it grows no more
         begin, end = max(old.header.begin_offset, log_.first_offset), old.header.end_offset
-        made = self._make(
-            self._scratch / f"rebuilt-{path.name}", old.header._replace(used_slots=0, next_entry=1)
-        )
         try:
             walked_end = begin if old.header.is_empty else log_.written_end
             for piece in log_walk.stated(log_.segments, begin, walked_end):
@@ -169,17 +203,21 @@ class KeyIndex:
                     break
                 yield
             made.sync()
+            if old not in self._files:
+                raise IndexError(f"{path.name} was dropped")
             self._snapshots.save(_sums_name(path.name), Snapshot((made.sums.encode(),), {}))
             self._vfs.rename(made.path, path)
         except IndexError:  # its first segment was dropped meanwhile
             self._vfs.remove(made.path)
             return  # the next try begins behind it
+        except DoubtfulIndex as doubt:  # the disk does not take the new one either
+            self._vfs.remove(made.path)
+            raise doubt.file.failure or doubt from None
         except OSError:
             self._vfs.remove(made.path)  # else it takes the space that a full disk lacks
             raise
-        finally:
-            made.close()
         old.close()
+        made.close()
         made.path = path
         made.unload()
         made.trust()
@@ -230,9 +268,19 @@ class KeyIndex:
             self._vfs.sync_directory(self._directory)
 
     def close(self) -> None:
+        for steps in list(self._rebuilding.values()):  # that were given up
+            steps.close()
         files, self._files = self._files, ()
         for file in files:
             file.close()
+
+    def _check_doubt(self) -> None:
+        """Raises DoubtfulIndex: more in later files would hide from a start what is missing in this
+        one.
+        """
+        doubtful = self.doubtful
+        if doubtful is not None:
+            raise DoubtfulIndex(doubtful)
 
     def _add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
         at = 0
@@ -289,7 +337,9 @@ class KeyIndex:
 
     def _make(self, path: PurePath, header: Header) -> "IndexFile":
         length = index_file.file_bytes(self._slots, self._entries)
-        durable.make_sized(self._vfs, path, length, scratch=self._scratch)
+        durable.in_another_file(
+            partial(durable.make_sized, self._vfs, path, length, scratch=self._scratch)
+        )
         self._handles.forget(path)  # of a file that was not finished, and is replaced
         made = self._file(path, IndexSums.of_empty(header, self._slots))
         made.load()
@@ -343,6 +393,8 @@ class IndexFile:
         self._has_stray_slots = False  # on disk some point past what the header counts
         self._unsynced = Unsynced()
         self.has_changed = False  # since its sums were saved
+        self.failure: OSError | None = None  # of a write or a sync: nothing is written any more
+        self.is_left = False  # to be made again; what is new goes into another file
 
     @property
     def room(self) -> int:
@@ -401,6 +453,7 @@ class IndexFile:
         assert newest is not None
         if not len(hashes):
             return
+        self._check_failure()
         header = self.header
         if header.is_empty:
             header = header._replace(
@@ -427,7 +480,7 @@ class IndexFile:
             self._correct_slots(file)
             self._write(file, index_file.entry_at(self._slots, header.next_entry), raw)
             if self._unsynced.kept_bytes > MOST_KEPT_BYTES:  # a start makes all files again
-                self._unsynced.sync(file)
+                self._sync(file)
         self.sums.add_entries(header.next_entry, raw)
         touched = sorted_slots[is_last]
         used = int(np.count_nonzero(newest[touched] == 0))
@@ -445,12 +498,13 @@ class IndexFile:
         """Durable on return; the sums are for the caller to save. Raises OSError: it can be called
         again; DoubtfulIndex.
         """
+        self._check_failure()
         with self._use() as file:
-            self._unsynced.sync(file)
+            self._sync(file)
             self._write_slots(file)
-            self._unsynced.sync(file)
+            self._sync(file)
             self._write(file, 0, index_file.encode_header(self.header))
-            self._unsynced.sync(file)
+            self._sync(file)
         self.sums.header = self.header
 
     def chain(self, key_hash: int, *, from_ms: int, to_ms: int) -> Iterator[int]:
@@ -458,6 +512,7 @@ class IndexFile:
 
         Raises DoubtfulIndex.
         """
+        self._check_failure()  # what the disk did not take is at most in the page cache
         begin_ms = self.header.begin_stored_at_ms
         number = self._slot(key_hash % self._slots)
         while 0 < number < self._entries:
@@ -475,6 +530,10 @@ class IndexFile:
 
     def close(self) -> None:
         self._handles.forget(self.path)
+
+    def _check_failure(self) -> None:
+        if self.failure is not None:
+            raise DoubtfulIndex(self)
 
     def _use(self) -> AbstractContextManager[File]:
         return self._handles.use(self.path)
@@ -529,6 +588,19 @@ class IndexFile:
         except OSError as error:
             if not is_unreadable(error):
                 raise
+            self.failure = error
+            raise DoubtfulIndex(self) from error
+
+    def _sync(self, file: File) -> None:
+        """Raises DoubtfulIndex if the disk fails it: it is unknown what the disk has of the
+        file.
+        """
+        try:
+            self._unsynced.sync(file)
+        except OSError as error:
+            if not is_failed_sync(error):
+                raise
+            self.failure = durable.SyncFailed(error.errno, error.strerror, str(self.path))
             raise DoubtfulIndex(self) from error
 
     def _lead_back(self, newest: "np.ndarray[Any, np.dtype[np.int32]]") -> None:
@@ -565,7 +637,7 @@ class IndexFile:
         """Write those on disk that point past what the header counts; durable on return."""
         if self._has_stray_slots:
             self._write_slots(file)
-            self._unsynced.sync(file)
+            self._sync(file)
             self._has_stray_slots = False
 
     def _write_slots(self, file: File) -> None:

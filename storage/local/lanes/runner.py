@@ -6,10 +6,10 @@ on asyncio with one thread a lane; a simulation runs the same lanes on its own c
 order of events can be had again from its seed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from enum import StrEnum
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
@@ -82,3 +82,38 @@ class FailingRunner:
         except Exception as error:
             log.exception("store_part_failed")
             self._on_failure(error)
+
+
+class _Ended(NamedTuple, Generic[T]):
+    result: T
+
+
+def take_steps(
+    runner: Runner,
+    lane: Lane,
+    steps: Generator[None, None, T],
+    done: Callable[[T], None],
+    failed: Callable[[Exception], None],
+    *,
+    goes_on: Callable[[], bool],
+) -> None:
+    """Run each step as a job of the lane, so that other jobs run between them; then `done`, with
+    what the generator returns, or `failed` in the owner's thread.
+
+    Neither is called if `goes_on` is false between two steps: the rest of them is given up.
+    """
+
+    def step() -> _Ended[T] | None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return _Ended(end.value)
+        return None
+
+    def stepped(ended: _Ended[T] | None) -> None:
+        if ended is not None:
+            done(ended.result)
+        elif goes_on():
+            runner.beside(lane, step, stepped, failed)
+
+    runner.beside(lane, step, stepped, failed)

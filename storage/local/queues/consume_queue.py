@@ -21,9 +21,10 @@ from storage.files import durable
 from storage.files.handles import Handles
 from storage.files.unreadable import Unreadable, page_of, read_readable
 from storage.files.unsynced import MOST_KEPT_BYTES, Unsynced
-from storage.files.vfs import PAGE_BYTES, Vfs, is_unreadable
+from storage.files.vfs import PAGE_BYTES, Vfs, is_failed_sync, is_unreadable
 from storage.formats import names, queue_entry
 from storage.formats.queue_entry import ENTRY_BYTES, QueueEntry
+from storage.local.queues.zeroed_entries import ZeroedEntries, ZeroedRange
 from storage.message import OffsetRange, QueueId, Row
 
 _COPIED_BYTES = 1 << 20
@@ -79,6 +80,11 @@ class ConsumeQueue:
     @property
     def has_unflushed(self) -> bool:
         return self._unflushed_from < self.end
+
+    @property
+    def flushed_end(self) -> int:
+        """Entries below are in the file."""
+        return self._unflushed_from
 
     def recent(self, queue_offset: int, count: int) -> bytes | None:
         """Entries from memory; None where they are only in the file."""
@@ -277,7 +283,9 @@ class QueueFiles:
         entries_per_file: int,
         max_open: int,
         scratch: PurePath,
+        zeroed: ZeroedEntries | None = None,
     ) -> None:
+        """`zeroed`: the note of a store; None: nothing is noted on disk."""
         self._vfs = vfs
         self._directory = directory
         self._entries_per_file = entries_per_file
@@ -287,14 +295,7 @@ class QueueFiles:
         # In the order of their first writes: to sort ten thousand paths takes 50 ms.
         self._unsynced: dict[PurePath, Unsynced] = {}
         self._kept_bytes = 0  # by them
-        self._zeroed: dict[tuple[QueueId, OffsetRange], None] = {}
-
-    def take_zeroed(self) -> list[tuple[QueueId, OffsetRange]]:
-        """Entries that the files have as zeros since they could not be read, unless a reader has
-        had them made again. The derive lane's.
-        """
-        zeroed, self._zeroed = self._zeroed, {}
-        return list(zeroed)
+        self.zeroed = ZeroedEntries() if zeroed is None else zeroed
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
         """Some of these entries, at least the first: from memory, or from one file, whichever has
@@ -517,14 +518,21 @@ class QueueFiles:
 
     def sync(self) -> None:
         """Everything written is durable on return; the derive lane's. Raises OSError: it can be
-        called again.
+        called again, unless the disk failed the sync of the copy that replaces a file, too.
         """
         for path, unsynced in list(self._unsynced.items()):
             kept_bytes = unsynced.kept_bytes
-            with self._handles.use(path) as file:
-                unsynced.sync(file)
+            try:
+                with self._handles.use(path) as file:
+                    unsynced.sync(file)
+            except OSError as error:
+                if not is_failed_sync(error):
+                    raise
+                self._replace(path, "a sync of it has failed")
+                continue
             del self._unsynced[path]
             self._kept_bytes -= kept_bytes
+        self.zeroed.note_synced()
 
     def close(self) -> None:
         self._handles.close()
@@ -534,7 +542,9 @@ class QueueFiles:
             self._vfs.make_directory(path.parent)
             self._vfs.sync_directory(path.parent.parent)
             self._vfs.sync_directory(self._directory)
-        durable.make_sized(self._vfs, path, self._file_bytes, scratch=self._scratch)
+        durable.in_another_file(
+            partial(durable.make_sized, self._vfs, path, self._file_bytes, scratch=self._scratch)
+        )
         self._handles.forget(path)  # of a file that was removed by another program
         if fillers > 0:
             self._write(path, 0, queue_entry.FILLER * min(fillers, self._entries_per_file))
@@ -551,9 +561,12 @@ class QueueFiles:
                 self._unsynced.setdefault(path, Unsynced()).write(file, at, data)
         self._kept_bytes += len(data)
 
-    def _replace(self, path: PurePath) -> None:
-        """Put a copy in the place of a file with pages that the disk does not give back, which it
-        has as zeros: their entries are made again when they are read. Durable on return.
+    def _replace(self, path: PurePath, reason: str = "the disk does not give it back") -> None:
+        """Put a copy in the place of a file: of what the disk has of it, and what was written since
+        it was synced. Durable on return.
+
+        Pages that the disk does not give back are zeros there: their entries are made again when
+        they are read, or soon.
         """
         made = self._scratch / f"{path.parent.name}-{path.name}"
         try:
@@ -562,11 +575,13 @@ class QueueFiles:
             self._handles.forget(path)  # the copy may have the name, and its folder not be synced
             raise
         self._forget(path)
-        log.error("queue_file_replaced", file=str(path), reason="the disk does not give it back")
+        log.error("queue_file_replaced", file=str(path), reason=reason)
 
     def _copy_readable(self, path: PurePath, made: PurePath) -> None:
         with self._handles.use(path) as file, durable.making(self._vfs, path, made) as copy:
+            file.drop_cache()  # which may show what a failed sync has not brought to the disk
             copy.extend(self._file_bytes)
+            zeroed: list[ZeroedRange] = []
             for begin, end in file.data_ranges(0):
                 at = begin
                 while at < end:
@@ -579,17 +594,13 @@ class QueueFiles:
                         copy.write(first * ENTRY_BYTES, bytes(at % ENTRY_BYTES))
                         at = page_of(at) + PAGE_BYTES
                         at += -at % ENTRY_BYTES
-                        self._note_zeroed(path, first, at // ENTRY_BYTES)
+                        zeroed.append(_range_of(path, first, at // ENTRY_BYTES))
                     elif not data:
                         break
             if path in self._unsynced:
                 self._unsynced[path].repeat(copy)
-
-    def _note_zeroed(self, path: PurePath, begin: int, end: int) -> None:
-        """`begin`, `end`: numbers of entries in the file."""
-        queue = QueueId(path.parent.parent.name, int(path.parent.name))
-        first = (names.base_offset(path.name) or 0) // ENTRY_BYTES
-        self._zeroed[queue, OffsetRange(first + begin, first + end)] = None
+            if zeroed:
+                self.zeroed.add(zeroed)  # before the copy gets its name
 
     def _forget(self, path: PurePath) -> None:
         """The file is to be removed."""
@@ -604,6 +615,13 @@ class QueueFiles:
 
     def _path(self, queue: QueueId, file_number: int) -> PurePath:
         return _file_path(self._directory, queue, file_number * self._file_bytes)
+
+
+def _range_of(path: PurePath, begin: int, end: int) -> ZeroedRange:
+    """`begin`, `end`: numbers of entries in the file."""
+    queue = QueueId(path.parent.parent.name, int(path.parent.name))
+    first = (names.base_offset(path.name) or 0) // ENTRY_BYTES
+    return ZeroedRange(queue, OffsetRange(first + begin, first + end))
 
 
 @lru_cache(maxsize=16_384)

@@ -494,6 +494,9 @@ def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_of
             return False
         except Unreadable:
             continue  # a reader has it made again
+        is_zeros = entry is not None and entry.record_bytes <= 0
+        if is_zeros and files.zeroed.holds(queue, queue_offset):
+            continue  # it is made again once the store runs
         if (
             entry is None
             or entry.record_bytes <= 0

@@ -9,6 +9,7 @@ it is.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 import structlog
 
 from storage.errors import CorruptRecord
+from storage.files import durable
 from storage.formats import timer_file, timer_list
 from storage.formats.timer_file import Entries, Key, Source
 from storage.formats.timer_list import TimerList
@@ -260,7 +262,7 @@ class LocalDueIndex:
         The files are durable on return, the snapshot is still to be kept.
         """
         try:
-            return self._make(pending)
+            return durable.in_another_file(partial(self._make, pending))
         except CorruptRecord as damage:
             return damage
 
