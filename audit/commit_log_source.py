@@ -91,6 +91,7 @@ class CommitLogSource(DataSource):
         return columns.schema_text()
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        _check_columns(schema)
         kind = (
             FilteringReader
             if self.options.get("pushdown", "").lower() == "true"
@@ -99,6 +100,7 @@ class CommitLogSource(DataSource):
         return kind(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        _check_columns(schema)
         return CommitLogStream(dict(self.options), schema)
 
 
@@ -189,14 +191,29 @@ class FilteringReader(CommitLogReader):
 def _rows(
     partition: LogPartition, schema: StructType, filters: Sequence[Filter] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of the partition that match the filters."""
-    wanted = to_arrow_schema(schema, timezone="UTC")
+    """Rows of the partition that match the filters, with the names of the columns as the schema
+    writes them.
+    """
+    asked = to_arrow_schema(schema, timezone="UTC")
+    wanted = pa.schema([field.with_name(field.name.lower()) for field in asked])
     for batch in log_rows.rows(
         partition.span, partition.part, _with_filter_columns(wanted, filters)
     ):
         kept = _matching(batch, filters)
         if kept.num_rows:
-            yield kept.select(wanted.names)
+            found = kept.select(wanted.names)
+            yield found if asked.names == wanted.names else found.rename_columns(asked.names)
+
+
+def _check_columns(schema: StructType) -> None:
+    """Raise ValueError for columns that a log does not have. As in Spark's SQL, case does not
+    matter.
+    """
+    unknown = [name for name in schema.names if name.lower() not in columns.COLUMNS]
+    if unknown:
+        raise ValueError(
+            f"a log has no column {', '.join(unknown)}; there are {', '.join(columns.COLUMNS)}"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -227,13 +244,18 @@ def is_taken(one: Filter) -> bool:
     if not isinstance(one, (In, *_COMPARISONS)):
         return False
     path: tuple[str, ...] = one.attribute  # type: ignore[attr-defined]
-    return len(path) == 1 and path[0] in _FILTERED
+    return len(path) == 1 and _column_of(one) in _FILTERED
+
+
+def _column_of(one: Filter) -> str:
+    name: str = one.attribute[0]  # type: ignore[attr-defined]
+    return name.lower()
 
 
 def may_match(part: Part, filters: Iterable[Filter]) -> bool:
     """Can a record that begins in the part have such a log offset?"""
     for one in filters:
-        if isinstance(one, In) or one.attribute != ("log_offset",):  # type: ignore[attr-defined]
+        if isinstance(one, In) or _column_of(one) != "log_offset":
             continue
         value = one.value  # type: ignore[attr-defined]
         if (
@@ -250,7 +272,7 @@ _REACH = 64 << 20  # a part gives the records of a unit that begins in it, and a
 
 
 def _with_filter_columns(schema: pa.Schema, filters: Iterable[Filter]) -> pa.Schema:
-    asked = {one.attribute[0] for one in filters}  # type: ignore[attr-defined]
+    asked = {_column_of(one) for one in filters}
     missing = asked - set(schema.names)
     for name in sorted(missing):
         schema = schema.append(arrow_columns.field(name))
@@ -259,10 +281,11 @@ def _with_filter_columns(schema: pa.Schema, filters: Iterable[Filter]) -> pa.Sch
 
 def _matching(batch: pa.RecordBatch, filters: Iterable[Filter]) -> pa.RecordBatch:
     for one in filters:
-        column = batch.column(one.attribute[0])  # type: ignore[attr-defined]
+        column = batch.column(_column_of(one))
         value = one.value  # type: ignore[attr-defined]
         if isinstance(one, In):
-            keep = pc.is_in(column, pa.array([_value(each) for each in value], column.type))
+            listed = pa.array([_value(each) for each in value], column.type)
+            keep = pc.is_in(column, listed, skip_nulls=True)  # in SQL, null is in no list
         else:
             keep = _COMPARISONS[type(one)](column, pa.scalar(_value(value), column.type))
         batch = batch.filter(keep)
@@ -277,14 +300,23 @@ def _value(value: Any) -> Any:
 
 
 def _where(options: MutableMapping[str, str]) -> str | list[str]:
-    archive = options.get("archive")
-    return options["path"] if archive is None else [archive, options["path"]]
+    path, archive = options.get("path"), options.get("archive")
+    if not path:
+        raise ValueError("the option path is missing: the folder of a store, or of segments")
+    return path if archive is None else [archive, path]
 
 
 def _split_bytes(options: MutableMapping[str, str]) -> int:
-    return max(1, int(float(options.get("splitmb", log_range.SPLIT_BYTES >> 20)) * (1 << 20)))
+    text = options.get("splitmb", str(log_range.SPLIT_BYTES >> 20))
+    try:
+        return max(1, int(float(text) * (1 << 20)))
+    except (ValueError, OverflowError):
+        raise ValueError(f"the option splitMB is a number of MiB, not {text}") from None
 
 
 def _number(options: MutableMapping[str, str], name: str) -> int | None:
     text = options.get(name)
-    return None if text is None else int(text)
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise ValueError(f"the option {name} is a whole number, not {text}") from None

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from audit import columns, consume_queues, log_range
 from storage.formats import queue_entry
@@ -55,6 +56,9 @@ def test_every_column_comes_with_its_type(spark, broker_store):
         "transaction_id = 'committed.1.0' or kind = 'op'",
         "is_commit and not kind = 'final'",
         "decision is not null and queue_id = 0",
+        "topic in ('orders', null) or topic in (null, 'orders')",
+        "topic in ('orders', null)",
+        "Topic = 'orders' and LOG_OFFSET < 90000",
     ],
 )
 def test_a_filter_gives_the_same_whether_the_reader_or_spark_applies_it(spark, store, condition):
@@ -80,6 +84,36 @@ def test_a_filter_gives_the_same_whether_the_reader_or_spark_applies_it(spark, s
 
     assert by_reader.select("log_offset").orderBy("log_offset").collect() == by_spark
     assert by_spark
+
+
+@pytest.mark.parametrize("pushdown", ["false", "true"])
+def test_the_names_of_columns_are_those_of_the_schema_whatever_their_case(spark, store, pushdown):
+    names = "LOG_OFFSET bigint, Kind string, topic string"
+    reader = spark.read.format("commitlog").options(path=str(store), pushdown=pushdown)
+
+    found = reader.schema(names).load().where("kind = 'op' and TOPIC is not null")
+
+    expected = log_of(spark, store, "log_offset", "kind", "topic").where("kind = 'op'")
+    assert found.columns == ["LOG_OFFSET", "Kind", "topic"]
+    assert sorted(found.collect()) == sorted(expected.collect()) != []
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "reason"),
+    [
+        ("kind string, nope string", {}, "a log has no column nope; there are segment, log_offset"),
+        ("kind string", {"path": ""}, "the option path is missing"),
+        ("kind string", {"splitMB": "big"}, "the option splitMB is a number of MiB, not big"),
+        ("kind string", {"startOffset": "1e3"}, "startoffset is a whole number, not 1e3"),
+    ],
+)
+def test_a_read_that_cannot_be_made_says_what_is_wrong_before_any_task(
+    spark, store, schema, options, reason
+):
+    reader = spark.read.format("commitlog").options(**{"path": str(store), **options})
+
+    with pytest.raises(AnalysisException, match=reason):
+        reader.schema(schema).load().collect()
 
 
 def test_a_stretch_of_the_log_can_be_read(spark, store):
