@@ -28,7 +28,7 @@ from audit.digest import BLOCK_BYTES
 from audit.filesystems import filesystem_of
 from audit.log_files import COMPACTED_ENDING, LogReader, Segment, is_of_a_store
 from audit.log_range import Log, Part, Span
-from audit.uris import without_secrets
+from audit.uris import absolute, without_secrets
 from storage.formats import names
 from storage.formats import record as records
 
@@ -47,6 +47,7 @@ def compact(
 
     Raises NotCompacted. What was made before stays.
     """
+    target = absolute(target)
     if is_of_a_store(target):
         raise NotCompacted(
             f"{without_secrets(target)} belongs to a store: give rows another folder"

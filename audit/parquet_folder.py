@@ -35,6 +35,7 @@ from pyspark.sql.types import StructType
 from audit import parquet_file, whole_files
 from audit.filesystems import filesystem_of
 from audit.parquet_file import ENDING
+from audit.uris import absolute
 
 NAME = "parquetfolder"
 SUCCESS = "_SUCCESS"  # readers of Parquet pass over names that begin so
@@ -50,6 +51,7 @@ def write(frame: DataFrame, uri: str) -> None:
     """Write the rows of the frame, in place of the content of the folder. Raises NotShared, by way
     of Spark.
     """
+    uri = absolute(uri)
     filesystem, path = filesystem_of(uri)
     if filesystem.get_file_info(path).type is fs.FileType.Directory:
         filesystem.delete_dir(path)

@@ -1,5 +1,6 @@
 """Places: a path on this machine, or a URI that pyarrow knows."""
 
+import os
 import re
 
 # What stands before the host of a URI: it is a secret of its author.
@@ -8,6 +9,11 @@ _USER_INFO = re.compile(r"(?<=://)(?:[^/@\s]*|[^/@\s:]*:(?!\d+/)[^@\s]*)@")
 
 def is_uri(text: str) -> bool:
     return "://" in text or text.startswith("file:")
+
+
+def absolute(place: str) -> str:
+    """The same place for a process with another working directory, as Spark's workers have one."""
+    return place if is_uri(place) else os.path.abspath(place)
 
 
 def below(uri: str, name: str) -> str:

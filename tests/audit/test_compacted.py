@@ -22,6 +22,7 @@ from audit import (
     log_range,
     log_rows,
     lookup,
+    parquet_folder,
 )
 from audit.checks.run import Asked
 from audit.log_files import LogReader, NoBytes
@@ -277,6 +278,19 @@ def test_the_job_makes_what_an_audit_reports_the_same_of_and_says_what_it_did_no
     assert compact.compact(spark, archive, str(tmp_path / "rows")) == []
 
 
+def test_a_relative_folder_is_the_drivers_whatever_directory_the_workers_run_in(
+    spark, store, tmp_path, monkeypatch
+):
+    """On a cluster they run in folders of their own, here in the one that Spark was started in."""
+    monkeypatch.chdir(tmp_path)
+
+    compact.compact(spark, log_range.find_log("store"), "rows")
+    parquet_folder.write(spark.range(10), "table")
+
+    assert log_range.find_log(str(tmp_path / "rows")).end == 3 * SEGMENT_BYTES
+    assert parquet_folder.read(spark, str(tmp_path / "table")).count() == 10
+
+
 def test_a_data_directory_is_read_as_its_store_whatever_else_it_has(store, tmp_path):
     """Rows beside the store, or a copy of a segment, are not the log that goes on."""
     data = tmp_path / "data"
@@ -314,4 +328,8 @@ def test_the_command_compacts_what_is_sealed_and_ends_with_3_where_it_cannot(sto
     assert (done.returncode, "3 segments compacted" in done.stderr) == (0, True), done.stderr
     assert log_range.find_log(str(store.parent / "rows")).end == 3 * SEGMENT_BYTES
     assert run("--log", "nowhere", "--to", "rows").returncode == 3
+    refused = run("--log", "store", "--to", "store", "--spark-log", "spark.log")
+    assert refused.returncode == 3
+    assert "store belongs to a store" in refused.stderr
+    assert "What Spark had to say is in spark.log" in refused.stderr
     assert run("--log", "store").returncode == 2
