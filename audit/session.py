@@ -3,7 +3,9 @@ registered.
 """
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +80,7 @@ def session(
     all_settings = {**_settings(is_local=is_local, is_short=is_short), **(settings or {})}
     for key, value in all_settings.items():
         builder = builder.config(key, value)
-    with _stderr_into(log):
+    with _stderr_into(log), _own_handler_of_sigint():
         if master is not None and master.startswith("spark://"):
             _connect(master, name, all_settings)
         spark = builder.getOrCreate()
@@ -111,6 +113,22 @@ def _settings(*, is_local: bool, is_short: bool) -> dict[str, str]:
     cores = os.cpu_count() or 1
     local = {key: value.format(cores=cores) for key, value in _LOCAL_SETTINGS.items()}
     return {**_SETTINGS, **local, **(_SHORT_LOG_SETTINGS if is_short else {})}
+
+
+@contextmanager
+def _own_handler_of_sigint() -> Iterator[None]:
+    """Keep this process's handler. Spark's own one calls Java from inside a call of Java, which
+    fails with a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if kept is not None:  # of another language
+            signal.signal(signal.SIGINT, kept)
 
 
 @contextmanager

@@ -22,16 +22,20 @@ from rich.console import Console
 from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.policies import POLICIES, Policy
 from cli.audit.common import (
+    DriverMemory,
     Log,
     Master,
+    SparkLog,
     check_database,
     counted_by,
+    log_of_spark,
     named_kinds,
     needs_matplotlib,
     needs_spark,
     report_id_of,
     run_part,
     status_of,
+    stopped_by_signals,
     write_page,
     write_report,
 )
@@ -101,7 +105,8 @@ def archive(
     """Copy sealed segments to an archive, each with its manifest. Segments that are already there
     are skipped.
 
-    Exit status: 0 all sealed segments are archived; 2 wrong usage; 3 the command failed.
+    Exit status: 0 all sealed segments are archived; 2 wrong usage; 3 the command failed; 130, 143
+    stopped by SIGINT or SIGTERM.
     """
     needs_pyarrow("The archive needs pyarrow")
     from audit import archive as archiving
@@ -113,11 +118,12 @@ def archive(
             f"bytes, crc32c {manifest['crc32c']}"
         )
 
-    try:
-        made = archiving.archive(log_range.find_log(log), to, on_copied=tell)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-        say(f"The archive could not be made: {in_short(error)}")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+    with stopped_by_signals():
+        try:
+            made = archiving.archive(log_range.find_log(log), to, on_copied=tell)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+            say(f"The archive could not be made: {in_short(error)}")
+            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     say(f"{len(made):,} segments copied")
 
 
@@ -218,10 +224,8 @@ def run(
     split_mb: Annotated[
         int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
     ] = 64,
-    driver_memory: Annotated[
-        str, typer.Option(help="Memory of the Java process that drives Spark.")
-    ] = "2g",
-    spark_log: Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")] = None,
+    driver_memory: DriverMemory = "2g",
+    spark_log: SparkLog = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print no progress and no summary.")
     ] = False,
@@ -250,7 +254,7 @@ def run(
     Also runs further checks of the whole log (--checks).
 
     Exit status: 0 clean; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not
-    balance.
+    balance; 130, 143 stopped by SIGINT or SIGTERM.
     """
     begun_at = datetime.now(UTC)
     if end_with_stdin:
@@ -279,17 +283,14 @@ def run(
         master,
         split_mb,
         driver_memory,
-        spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log",
+        spark_log,
         None if quiet else progress,
         _Rows(parquet, parquet_files, report_id) if has_rows else None,
         named,
         policies,
     )
     describe = partial(run_part, report_id, log, master, begun_at)
-    status = _run_or_exit(asked, is_finding, outputs, describe)
-    if spark_log is None:
-        asked.spark_log.unlink(missing_ok=True)
-    raise typer.Exit(status)
+    raise typer.Exit(_run_or_exit(asked, is_finding, outputs, describe))
 
 
 class _Rows(NamedTuple):
@@ -310,7 +311,7 @@ class _Asked(NamedTuple):
     master: str | None
     split_mb: int
     driver_memory: str
-    spark_log: Path
+    spark_log: Path | None
     progress: ProgressAs | None
     rows: _Rows | None
     checks: tuple[str, ...]
@@ -359,12 +360,23 @@ def _run_or_exit(
 
     `describe`: the part of the report that differs between runs over the same bytes.
     """
+    with stopped_by_signals(), log_of_spark(asked.spark_log) as spark_log:
+        return _run_and_write(asked, is_finding, outputs, describe, spark_log)
+
+
+def _run_and_write(
+    asked: _Asked,
+    is_finding: Callable[[str], bool],
+    outputs: _Outputs,
+    describe: Callable[[Exit], dict[str, Any]],
+    spark_log: Path,
+) -> Exit:
     from audit.errors import NoSuchGroup, NotLocal
 
     try:
         # before Spark: what is wrong with it is said at once
         sink = None if outputs.sql is None else _open_sink(outputs.sql)
-        outcome = _run(asked, is_finding)
+        outcome = _run(asked, is_finding, spark_log)
         status = status_of(outcome.report)
         outputs.write({**outcome.report, "run": describe(status)}, sink)
         if outputs.shows_summary:
@@ -380,8 +392,6 @@ def _run_or_exit(
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         say(f"The audit failed: {in_short(error)}")
-        if asked.spark_log.exists() and asked.spark_log.stat().st_size:
-            say(f"What Spark had to say is in {asked.spark_log}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     return status
 
@@ -395,7 +405,7 @@ def _open_sink(url: str) -> Any:
     return sink
 
 
-def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
+def _run(asked: _Asked, is_finding: Callable[[str], bool], spark_log: Path) -> Any:
     from audit import log_range
     from audit.scope import Scope
 
@@ -406,7 +416,7 @@ def _run(asked: _Asked, is_finding: Callable[[str], bool]) -> Any:
     )
     if asked.engine is Engine.LOCAL:
         return _run_here(asked, found, scope, is_finding)
-    return _run_by_spark(asked, found, scope, is_finding)
+    return _run_by_spark(asked, found, scope, is_finding, spark_log)
 
 
 def _run_here(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str], bool]) -> Any:
@@ -432,7 +442,9 @@ def _run_here(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str],
         )
 
 
-def _run_by_spark(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str], bool]) -> Any:
+def _run_by_spark(
+    asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str], bool], spark_log: Path
+) -> Any:
     from audit.checks.run import Asked
     from audit.details import Wanted
     from audit.session import session, tasks_of
@@ -441,9 +453,7 @@ def _run_by_spark(asked: _Asked, found: Any, scope: Any, is_finding: Callable[[s
     settings = {"spark.driver.memory": asked.driver_memory}
     length = found.end - found.begin
     with (
-        session(
-            asked.master, log=asked.spark_log, to_read_bytes=length, settings=settings
-        ) as spark,
+        session(asked.master, log=spark_log, to_read_bytes=length, settings=settings) as spark,
         _shown(asked.progress, partial(tasks_of, spark), found),
         tempfile.TemporaryDirectory(prefix="escrowmq-audit-rows-") as scratch,
     ):

@@ -1,17 +1,25 @@
 """The common parts of the audit's commands: options, required packages, the report."""
 
 import json
+import logging
+import os
 import platform
-from collections.abc import Callable, Sequence
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from audit.checks.kinds import FAULTY_KINDS, KINDS
 from audit.uris import without_secrets
 from audit.verdicts import FAIL_ON, FINDINGS
-from cli.common import LOCK, Exit, needs, write_whole
+from cli.common import LOCK, Exit, needs, say, write_whole
 
 Log = Annotated[
     list[str],
@@ -42,6 +50,71 @@ Master = Annotated[
         callback=_known_master,
     ),
 ]
+SparkLog = Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")]
+DriverMemory = Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")]
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGINT or SIGTERM ends the command. A KeyboardInterrupt, since py4j then closes the
+    connection to Java whose answer is not awaited.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """End the block at SIGINT or SIGTERM, and the command with 128 + the number of the signal, as
+    a shell reports it. The block cleans up; a second signal ends the process at once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in _ENDING}
+    for number, handler in kept.items():
+        if handler is not signal.SIG_IGN:  # as a shell starts what runs in the background
+            signal.signal(number, _stop)
+    try:
+        yield
+    except Stopped as stopped:
+        say("Stopped")
+        raise typer.Exit(stopped.status) from None
+    finally:
+        for number, handler in kept.items():
+            if handler is not None:  # of another language
+                signal.signal(number, handler)
+
+
+def _stop(number: int, _: FrameType | None) -> NoReturn:
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_DFL)
+    logging.disable(logging.CRITICAL)  # py4j logs the traceback of every call that it breaks off
+    raise Stopped(number)
+
+
+@contextmanager
+def log_of_spark(asked: Path | None) -> Iterator[Path]:
+    """The log file of Java and Spark: the requested one, or a temporary one, which stays if the
+    command fails.
+    """
+    path = asked or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
+    says_why = False
+    try:
+        yield path
+    except typer.Exit as ended:
+        is_failure = ended.exit_code == Exit.NOT_CARRIED_OUT
+        says_why = is_failure and path.is_file() and path.stat().st_size > 0
+        if says_why:
+            say(f"What Spark had to say is in {path}")
+        raise
+    finally:
+        if asked is None and not says_why:
+            path.unlink(missing_ok=True)
 
 
 def status_of(report: dict[str, Any]) -> Exit:

@@ -1,12 +1,20 @@
 """`escrowmq audit compact`: sealed segments made Parquet. Spark is imported when it runs."""
 
-import tempfile
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from cli.audit.common import Log, Master, needs_spark
+from cli.audit.common import (
+    DriverMemory,
+    Log,
+    Master,
+    SparkLog,
+    log_of_spark,
+    needs_spark,
+    stopped_by_signals,
+)
 from cli.common import Exit, in_short, say
 
 
@@ -25,32 +33,36 @@ def compact(
         bool, typer.Option("--bodies", help="Include the bodies of the messages.")
     ] = False,
     master: Master = None,
-    driver_memory: Annotated[
-        str, typer.Option(help="Memory of the Java process that drives Spark.")
-    ] = "2g",
+    driver_memory: DriverMemory = "2g",
+    spark_log: SparkLog = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
     """Convert sealed segments, or an archive, to Parquet: a row for each record. `audit run --log`
     reads it as the log.
 
     Segments that are already there are skipped. Exit status: 0 all sealed segments are converted; 2
-    wrong usage; 3 the command failed.
+    wrong usage; 3 the command failed; 130, 143 stopped by SIGINT or SIGTERM.
     """
     needs_spark()
-    try:
-        from audit import log_range
-        from audit.compact import compact as make_rows
-        from audit.session import session
+    with stopped_by_signals(), log_of_spark(spark_log) as told:
+        try:
+            from audit import log_range, progress
+            from audit.compact import compact as make_rows
+            from audit.session import session, tasks_of
 
-        found = log_range.find_log(log)  # before Spark: where there is no log, that is said at once
-        with tempfile.TemporaryDirectory() as folder:
+            # before Spark: where there is no log, that is said at once
+            found = log_range.find_log(log)
             settings = {"spark.driver.memory": driver_memory}
-            with session(
-                master, log=Path(folder) / "spark.log", settings=settings, name="escrowmq compact"
-            ) as spark:
+            console = Console(stderr=True, soft_wrap=True, quiet=quiet)
+            what = f"{found.end - found.begin:,} bytes of log"
+            with (
+                session(master, log=told, settings=settings, name="escrowmq compact") as spark,
+                progress.shown(partial(tasks_of, spark), what, console=console),
+            ):
                 made = make_rows(spark, found, to, with_bodies=bodies)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-        say(f"The log could not be compacted: {in_short(error)}")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+            say(f"The log could not be compacted: {in_short(error)}")
+            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     for one in made:
         say(
             f"{one['segment']}: {one['rows']:,} rows, {one['bytes']:,} bytes made "

@@ -2,22 +2,25 @@
 when it runs.
 """
 
-import tempfile
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from cli.audit.common import (
+    DriverMemory,
     Log,
     Master,
+    SparkLog,
     check_database,
+    log_of_spark,
     needs_spark,
     report_id_of,
     run_part,
     status_of,
+    stopped_by_signals,
     write_report,
 )
 from cli.common import Exit, check_file, in_short, say
@@ -60,15 +63,17 @@ def reconcile(
     split_mb: Annotated[
         int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
     ] = 64,
-    driver_memory: Annotated[
-        str, typer.Option(help="Memory of the Java process that drives Spark.")
-    ] = "2g",
+    driver_memory: DriverMemory = "2g",
+    spark_log: SparkLog = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print no progress and no summary.")
+    ] = False,
 ) -> None:
     """Compare the log with the markers that producers write in their own transactions: lost events
     and phantoms.
 
     Exit status: 0 both agree; 1 findings; 2 wrong usage; 3 the command failed; 4 the counts do not
-    balance.
+    balance; 130, 143 stopped by SIGINT or SIGTERM.
     """
     begun_at = datetime.now(UTC)
     needs_spark()
@@ -78,20 +83,24 @@ def reconcile(
     check_file(json_file, "--json")
     from audit.errors import NoSuchGroup
 
-    try:
-        from audit import log_range
-        from audit.reconcile import Markers, read_markers, run
-        from audit.session import session
+    with stopped_by_signals(), log_of_spark(spark_log) as told:
+        try:
+            from audit import log_range, progress
+            from audit.reconcile import Markers, read_markers, run
+            from audit.session import session, tasks_of
 
-        found = log_range.find_log(log)
-        markers = read_markers(
-            Markers(database, table, id_column, outcome_column, commit_value, rollback_value)
-        )  # before Spark
-        with tempfile.TemporaryDirectory() as folder:
+            found = log_range.find_log(log)
+            markers = read_markers(
+                Markers(database, table, id_column, outcome_column, commit_value, rollback_value)
+            )  # before Spark
             length, settings = found.end - found.begin, {"spark.driver.memory": driver_memory}
-            with session(
-                master, log=Path(folder) / "spark.log", to_read_bytes=length, settings=settings
-            ) as spark:
+            console = Console(stderr=True, soft_wrap=True, quiet=quiet)
+            with (
+                session(master, log=told, to_read_bytes=length, settings=settings) as spark,
+                progress.shown(
+                    partial(tasks_of, spark), f"{length:,} bytes of log", console=console
+                ),
+            ):
                 report = run(
                     spark,
                     found,
@@ -99,18 +108,17 @@ def reconcile(
                     producer_groups=producer_group or (),
                     split_bytes=split_mb << 20,
                 )
-        status = status_of(report)
-        if json_file is not None:
-            write_report(
-                json_file,
-                {**report, "run": run_part(report_id_of(begun_at), log, master, begun_at, status)},
-            )
-        from audit import summary
+            status = status_of(report)
+            if json_file is not None:
+                of_run = run_part(report_id_of(begun_at), log, master, begun_at, status)
+                write_report(json_file, {**report, "run": of_run})
+            if not quiet:
+                from audit import summary
 
-        summary.show_reconciliation(Console(soft_wrap=True), report)
-    except NoSuchGroup as error:
-        raise typer.BadParameter(str(error), param_hint="--producer-group") from None
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-        say(f"The log could not be reconciled: {in_short(error)}")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+                summary.show_reconciliation(Console(soft_wrap=True), report)
+        except NoSuchGroup as error:
+            raise typer.BadParameter(str(error), param_hint="--producer-group") from None
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+            say(f"The log could not be reconciled: {in_short(error)}")
+            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     raise typer.Exit(status)

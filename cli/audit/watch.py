@@ -1,13 +1,10 @@
 """`escrowmq audit watch`: the audit of a log that goes on. Spark is imported when it runs."""
 
 import json
-import os
 import signal
 import sys
-import tempfile
 import threading
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,13 +14,17 @@ from audit.checks.kinds import KINDS
 from audit.terminal import printable
 from cli.audit.commands import ProgressAs
 from cli.audit.common import (
+    DriverMemory,
     Master,
+    SparkLog,
     counted_by,
+    log_of_spark,
     named_kinds,
     needs_spark,
     report_id_of,
     run_part,
     status_of,
+    stopped_by_signals,
     write_report,
 )
 from cli.common import Exit, check_file, in_short, say
@@ -86,10 +87,8 @@ def watch(
     split_mb: Annotated[
         int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
     ] = 64,
-    driver_memory: Annotated[
-        str, typer.Option(help="Memory of the Java process that drives Spark.")
-    ] = "2g",
-    spark_log: Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")] = None,
+    driver_memory: DriverMemory = "2g",
+    spark_log: SparkLog = None,
 ) -> None:
     """Keep the verdicts of a growing log up to date, and report findings as they appear. SIGINT and
     SIGTERM end it.
@@ -97,7 +96,8 @@ def watch(
     Started again with the same --state, it continues where it was.
 
     Exit status, of all counts since the beginning: 0 clean; 1 findings; 2 wrong usage; 3 the
-    command failed; 4 the counts do not balance.
+    command failed; 4 the counts do not balance. 130, 143: stopped by SIGINT or SIGTERM before it
+    began.
     """
     begun_at = datetime.now(UTC)
     needs_spark()
@@ -107,56 +107,45 @@ def watch(
         raise typer.BadParameter(
             f"{', '.join(unknown)}: a watch has no checks", param_hint="--fail-on"
         )
-    keeps_log = spark_log is not None
-    spark_log = spark_log or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
     told = _Told(progress, is_quiet=quiet)
-    try:
-        from audit.log_range import find_log
+    with stopped_by_signals(), log_of_spark(spark_log) as of_spark:
+        try:
+            from audit.log_range import find_log
 
-        find_log(log)  # before Spark: where there is no log, that is said at once
+            find_log(log)  # before Spark: where there is no log, that is said at once
 
-        from audit.session import session
-        from audit.watch import Watch
-        from audit.watch_state import StateFolder
+            from audit.session import session
+            from audit.watch import Watch
+            from audit.watch_state import StateFolder
 
-        over = threading.Event()
-        with session(
-            master, log=spark_log, settings={"spark.driver.memory": driver_memory}
-        ) as spark:
-            for number in _ENDING:  # behind the session: Spark has a handler of its own
-                signal.signal(number, lambda *_: over.set())
-            watching = Watch(
-                spark,
-                log,
-                StateFolder(state),
-                counted=counted,
-                horizon_ms=horizon_ms,
-                on_step=told.step,
-                split_bytes=split_mb << 20,
-            )
-            interval = None if until_caught_up else interval_ms
-            watching.run(batch_bytes=batch_mb << 20, interval_ms=interval, over=over)
-            report = {**watching.report(), "engine": f"spark {spark.version}"}
-        status = status_of(report)
-        if json_file is not None:
-            write_report(
-                json_file,
-                {
-                    **report,
-                    "run": run_part(report_id_of(begun_at), [log], master, begun_at, status),
-                },
-            )
-        if progress is ProgressAs.TEXT and not quiet:
-            from audit import summary
+            over = threading.Event()
+            settings = {"spark.driver.memory": driver_memory}
+            with session(master, log=of_spark, settings=settings) as spark:
+                for number in _ENDING:  # a started watch ends with its status
+                    signal.signal(number, lambda *_: over.set())
+                watching = Watch(
+                    spark,
+                    log,
+                    StateFolder(state),
+                    counted=counted,
+                    horizon_ms=horizon_ms,
+                    on_step=told.step,
+                    split_bytes=split_mb << 20,
+                )
+                interval = None if until_caught_up else interval_ms
+                watching.run(batch_bytes=batch_mb << 20, interval_ms=interval, over=over)
+                report = {**watching.report(), "engine": f"spark {spark.version}"}
+            status = status_of(report)
+            if json_file is not None:
+                of_run = run_part(report_id_of(begun_at), [log], master, begun_at, status)
+                write_report(json_file, {**report, "run": of_run})
+            if progress is ProgressAs.TEXT and not quiet:
+                from audit import summary
 
-            summary.show(Console(soft_wrap=True), report, exit_status=status)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-        say(f"The watch could not go on: {in_short(error)}")
-        if spark_log.exists() and spark_log.stat().st_size:
-            say(f"What Spark had to say is in {spark_log}")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
-    if not keeps_log:
-        spark_log.unlink(missing_ok=True)
+                summary.show(Console(soft_wrap=True), report, exit_status=status)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
+            say(f"The watch could not go on: {in_short(error)}")
+            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     raise typer.Exit(status)
 
 

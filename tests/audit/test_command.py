@@ -1,6 +1,8 @@
 """`escrowmq audit run` as a person or a job runs it: its exit status says what was found."""
 
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -150,6 +152,39 @@ def test_a_run_whose_starter_is_gone_ends(tmp_path):
 
     assert done.returncode == 3
     assert not (tmp_path / "report.json").exists()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("number", "to_all", "status"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143)],
+    ids=["as Ctrl-C does", "as a supervisor does"],
+)
+def test_a_run_that_is_stopped_ends_without_a_traceback_and_leaves_nothing(
+    tmp_path, number, to_all, status
+):
+    plant(tmp_path / "store", times=1)
+    scratch = scratch_of(tmp_path)
+    command = [ESCROWMQ, "audit", "run", "--log", "store", "--master", "local[2]"]
+    outputs = ["--json", "report.json", "--html", "report.html", "--progress", "json"]
+    running = subprocess.Popen(
+        [*command, *outputs],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    next(line for line in running.stdout if json.loads(line)["tasks_known"])
+
+    (os.killpg if to_all else os.kill)(running.pid, number)
+    _, complained = running.communicate(timeout=240)
+
+    assert (running.returncode, complained) == (status, "Stopped\n")
+    assert not (tmp_path / "report.json").exists()
+    left = {path.name for path in scratch.iterdir()}
+    assert left <= {"hsperfdata_root"}
 
 
 @pytest.mark.parametrize(
