@@ -1,5 +1,6 @@
 """The common parts of the commands: exit statuses, what they say, files at a path or a URI."""
 
+import re
 import sys
 from enum import IntEnum
 from importlib.util import find_spec
@@ -12,6 +13,8 @@ from audit.uris import is_uri, without_secrets
 
 LOCK = "pip install -r requirements-audit.lock"
 _ERROR_CHARACTERS = 2_000
+_JAVA_CALL = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")  # as py4j writes it
+_JAVA_FRAME = re.compile(r"\n\s+(?:at [^\n]+\([^\n]*\)|\.\.\. [0-9]+ more)(?=\n|\Z)")
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -93,9 +96,10 @@ def write_whole(where: str, text: str) -> None:
 
 def in_short(error: Exception) -> str:
     """Spark's errors go on for pages; what went wrong in a worker stands behind the last of its
-    tracebacks.
+    tracebacks. Java's lines say where in Spark, which helps no user.
     """
     text = str(error).partition("\nJVM stacktrace")[0].strip()
+    text = _JAVA_FRAME.sub("", _JAVA_CALL.sub("", text)).strip()
     _, traceback, behind = text.rpartition(_TRACEBACK)
     if traceback:
         text = next(

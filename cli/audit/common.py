@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import platform
+import re
 import signal
 import tempfile
 import threading
@@ -28,12 +29,18 @@ Log = Annotated[
         "of segments; a path or a URI. Several are read as one log: an archive and the store."
     ),
 ]
-_MASTERS = ("local", "spark://", "yarn", "k8s://")  # as SparkSubmit tells them apart
+_MASTER = re.compile(  # as Spark's SparkContext and SparkSubmit read it
+    r"local(\[(\*|[1-9][0-9]*)(, *[1-9][0-9]*)?\])?|local-cluster\[[0-9]+, *[0-9]+, *[0-9]+\]"
+    r"|spark://[^,\s]+:[0-9]+(,[^,\s]+:[0-9]+)*|yarn|k8s://\S+"
+)
+_MEMORY = re.compile(r"([1-9][0-9]{0,11})([kmgt])", re.IGNORECASE)
+_UNITS = {"k": 1, "m": 1 << 10, "g": 1 << 20, "t": 1 << 30}  # KiB
+_LEAST_MEMORY = 450 << 10  # KiB: with less no Spark starts
 
 
 def _known_master(master: str | None) -> str | None:
     """Refuse a master that Spark would refuse, before Java starts."""
-    if master is not None and not master.startswith(_MASTERS):
+    if master is not None and not _MASTER.fullmatch(master):
         raise typer.BadParameter(
             f"{master}: a master is local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"
         )
@@ -51,7 +58,20 @@ Master = Annotated[
     ),
 ]
 SparkLog = Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")]
-DriverMemory = Annotated[str, typer.Option(help="Memory of the Java process that drives Spark.")]
+
+
+def _possible_memory(text: str) -> str:
+    """Refuse a size that Java does not understand, or with which no Spark starts."""
+    found = _MEMORY.fullmatch(text)
+    if found is None or int(found[1]) * _UNITS[found[2].lower()] < _LEAST_MEMORY:
+        raise typer.BadParameter(f"{text}: a size is 512m, 4g, ...; Spark needs 450m or more")
+    return text
+
+
+DriverMemory = Annotated[
+    str,
+    typer.Option(help="Memory of the Java process that drives Spark.", callback=_possible_memory),
+]
 
 
 class Stopped(KeyboardInterrupt):

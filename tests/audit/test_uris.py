@@ -45,6 +45,22 @@ OSError: When resolving region for bucket 'bucket'
     )
 
 
+def test_of_what_java_has_raised_the_reason_alone_is_said():
+    error = """An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.
+: org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'
+\tat org.apache.spark.SparkContext$.org$apache$spark$SparkContext$$createTaskScheduler(SparkContext.scala:3266)
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+Caused by: java.io.IOException: no route
+\tat java.base/java.lang.Thread.run(Thread.java:840)
+\t... 12 more
+"""
+
+    assert in_short(RuntimeError(error)) == (
+        "RuntimeError: org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'\n"
+        "Caused by: java.io.IOException: no route"
+    )
+
+
 @pytest.mark.parametrize(
     ("uri", "inside"),
     [
