@@ -32,6 +32,7 @@ from cli.audit.common import (
     named_kinds,
     needs_matplotlib,
     needs_spark,
+    not_carried_out,
     report_id_of,
     run_part,
     status_of,
@@ -122,8 +123,7 @@ def archive(
         try:
             made = archiving.archive(log_range.find_log(log), to, on_copied=tell)
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-            say(f"The archive could not be made: {in_short(error)}")
-            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+            not_carried_out("The archive could not be made", error)
     say(f"{len(made):,} segments copied")
 
 
@@ -391,8 +391,7 @@ def _run_and_write(
         say(f"The audit was not made: {error}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-        say(f"The audit failed: {in_short(error)}")
-        raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+        not_carried_out("The audit failed", error)
     return status
 
 

@@ -20,7 +20,7 @@ import typer
 from audit.checks.kinds import FAULTY_KINDS, KINDS
 from audit.uris import without_secrets
 from audit.verdicts import FAIL_ON, FINDINGS
-from cli.common import LOCK, Exit, needs, say, write_whole
+from cli.common import LOCK, Exit, in_short, needs, say, write_whole
 
 Log = Annotated[
     list[str],
@@ -85,6 +85,7 @@ class Stopped(KeyboardInterrupt):
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
+_received: list[Stopped] = []
 
 
 @contextmanager
@@ -95,6 +96,7 @@ def stopped_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _received.clear()
     kept = {number: signal.getsignal(number) for number in _ENDING}
     for number, handler in kept.items():
         if handler is not signal.SIG_IGN:  # as a shell starts what runs in the background
@@ -114,7 +116,18 @@ def _stop(number: int, _: FrameType | None) -> NoReturn:
     for each in _ENDING:
         signal.signal(each, signal.SIG_DFL)
     logging.disable(logging.CRITICAL)  # py4j logs the traceback of every call that it breaks off
-    raise Stopped(number)
+    _received.append(Stopped(number))
+    raise _received[-1]
+
+
+def not_carried_out(what: str, error: Exception) -> NoReturn:
+    """End the command with the reason. Ctrl-C reaches Spark's Python workers, too: a job that fails
+    by that was stopped, and did not fail.
+    """
+    if _received:
+        raise _received[-1]
+    say(f"{what}: {in_short(error)}")
+    raise typer.Exit(Exit.NOT_CARRIED_OUT)
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from cli.audit.common import (
     SparkLog,
     log_of_spark,
     needs_spark,
+    not_carried_out,
     stopped_by_signals,
 )
-from cli.common import Exit, in_short, say
+from cli.common import say
 
 
 def compact(
@@ -61,8 +62,7 @@ def compact(
             ):
                 made = make_rows(spark, found, to, with_bodies=bodies)
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-            say(f"The log could not be compacted: {in_short(error)}")
-            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+            not_carried_out("The log could not be compacted", error)
     for one in made:
         say(
             f"{one['segment']}: {one['rows']:,} rows, {one['bytes']:,} bytes made "

@@ -17,13 +17,14 @@ from cli.audit.common import (
     check_database,
     log_of_spark,
     needs_spark,
+    not_carried_out,
     report_id_of,
     run_part,
     status_of,
     stopped_by_signals,
     write_report,
 )
-from cli.common import Exit, check_file, in_short, say
+from cli.common import check_file
 
 
 def reconcile(
@@ -119,6 +120,5 @@ def reconcile(
         except NoSuchGroup as error:
             raise typer.BadParameter(str(error), param_hint="--producer-group") from None
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-            say(f"The log could not be reconciled: {in_short(error)}")
-            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+            not_carried_out("The log could not be reconciled", error)
     raise typer.Exit(status)

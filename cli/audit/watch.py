@@ -21,13 +21,14 @@ from cli.audit.common import (
     log_of_spark,
     named_kinds,
     needs_spark,
+    not_carried_out,
     report_id_of,
     run_part,
     status_of,
     stopped_by_signals,
     write_report,
 )
-from cli.common import Exit, check_file, in_short, say
+from cli.common import check_file
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -144,8 +145,7 @@ def watch(
 
                 summary.show(Console(soft_wrap=True), report, exit_status=status)
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
-            say(f"The watch could not go on: {in_short(error)}")
-            raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+            not_carried_out("The watch could not go on", error)
     raise typer.Exit(status)
 
 
