@@ -36,7 +36,7 @@ help:  ## list the verbs
 # Spark comes as source, too. A Java is added where the machine has none that fits.
 .venv/.audit: requirements-audit.lock requirements-java.lock .venv/.run
 	$(BIN)/pip install --quiet --no-build-isolation --require-hashes -r requirements-audit.lock
-	$(BIN)/python -m audit.java > /dev/null 2>&1 || $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock
+	$(BIN)/python -m audit.spark.java > /dev/null 2>&1 || $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock
 	@touch $@
 
 setup: .venv/.dev .venv/.audit  ## make .venv with everything that running, testing and measuring needs

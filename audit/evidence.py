@@ -10,9 +10,10 @@ from typing import Any
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from audit import columns, findings, lookup
+from audit import columns, findings
 from audit.findings import DAMAGE_COLUMNS, PROOF_COLUMNS, Proofs
-from audit.log_range import Log
+from audit.log import lookup
+from audit.log.log_range import Log
 from audit.outcomes import Read
 
 

@@ -20,16 +20,17 @@ import duckdb
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from audit import arrow_columns, columns, log_range, log_rows
-from audit.log_files import LogReader
-from audit.log_range import Log
+from audit import arrow_columns, columns
+from audit.jobs.transaction_audit import TransactionAudit
+from audit.jobs.watch import Watch
+from audit.jobs.watch_state import StateFolder
+from audit.log import log_range, log_rows
+from audit.log.log_files import LogReader
+from audit.log.log_range import Log
 from audit.rules import READ_COLUMNS
 from audit.scope import Scope
-from audit.session import session
-from audit.transaction_audit import TransactionAudit
+from audit.spark.session import session
 from audit.verdicts import FAIL_ON
-from audit.watch import Watch
-from audit.watch_state import StateFolder
 from benchmarks import audited_log
 from benchmarks.report import Figure, seconds, show
 

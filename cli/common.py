@@ -8,8 +8,8 @@ from pathlib import Path
 
 import typer
 
-from audit.terminal import printable
-from audit.uris import is_uri, without_secrets
+from audit.files.uris import is_uri, without_secrets
+from audit.report.terminal import printable
 
 LOCK = "pip install -r requirements-audit.lock"
 _ERROR_CHARACTERS = 2_000
@@ -56,8 +56,8 @@ def check_folder(uri: str, option: str, *, of_file: bool = False) -> None:
     """Make the folder, or the one that a file is to lie in: wrong usage, where that is not
     possible.
     """
-    from audit import whole_files
-    from audit.filesystems import filesystem_of
+    from audit.files import whole_files
+    from audit.files.filesystems import filesystem_of
 
     try:
         filesystem, path = filesystem_of(uri)
@@ -72,7 +72,7 @@ def read_file(where: str) -> bytes:
     """Content of a path or a URI. Raises OSError, ValueError."""
     if not is_uri(where):
         return Path(where).read_bytes()
-    from audit.filesystems import filesystem_of
+    from audit.files.filesystems import filesystem_of
 
     filesystem, path = filesystem_of(where)
     with filesystem.open_input_file(path) as file:
@@ -82,13 +82,13 @@ def read_file(where: str) -> bytes:
 
 def write_whole(where: str, text: str) -> None:
     """All of it or nothing, to a path or a URI."""
-    from audit import files
+    from audit.files import local_files as files
 
     if not is_uri(where):
         files.write_whole(where, text.encode("utf-8"))
         return
-    from audit import whole_files
-    from audit.filesystems import filesystem_of
+    from audit.files import whole_files
+    from audit.files.filesystems import filesystem_of
 
     filesystem, path = filesystem_of(where)
     whole_files.write(filesystem, path, text.encode("utf-8"))

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from audit import brokers, columns
+from audit import columns
 from audit.checks import leases, queue_sums, timelines
 from audit.checks.queue_sums import QueueSums
 from audit.checks.sql import begins, behind, one_of
 from audit.checks.tables import Listing, Row, Tables
 from audit.columns import DEAD_LETTER, DELAYED, DELAYED_AGAIN, RETRY
-from audit.log_range import Log
+from audit.log import brokers
+from audit.log.log_range import Log
 from storage.formats import inner_batch, names
 from storage.formats.consumer_offsets import GroupQueue
 

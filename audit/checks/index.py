@@ -5,10 +5,10 @@ hashes, and entry by entry where these differ. Up to where the index is; a servi
 the log.
 """
 
-from audit import key_index
 from audit.checks.check_context import CheckContext, Found
 from audit.checks.kinds import kinds_of
-from audit.key_index import IndexFile
+from audit.log import key_index
+from audit.log.key_index import IndexFile
 
 
 def check(context: CheckContext) -> Found:

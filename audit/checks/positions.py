@@ -12,11 +12,12 @@ yet. In a log that begins late, the end of a queue without a record is unknown.
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from audit import columns, store_metadata
+from audit import columns
 from audit.checks import leases
 from audit.checks.check_context import LISTED, CheckContext, Found
 from audit.checks.leases import QUEUE
 from audit.checks.sql import one_of
+from audit.log import store_metadata
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.formats.inner_batch import MOST_MESSAGES
 from storage.formats.names import TIMER_TOPIC

@@ -9,10 +9,10 @@ is not asked.
 
 from collections.abc import Collection
 
-from audit import consume_queues
 from audit.checks.check_context import CheckContext, Found
 from audit.checks.queue_sums import PRIME, QueueSums
 from audit.checks.sql import IS_NUMBERED
+from audit.log import consume_queues
 
 _QUEUE = "topic, queue_id"
 _SCHEMA = "topic string, queue_id int"

@@ -21,7 +21,7 @@ from audit.checks.check_context import Check, CheckContext, Found
 from audit.checks.kinds import CHECKS, FAULTY_KINDS, KINDS, kinds_of
 from audit.checks.policies import POLICIES, Policy
 from audit.checks.tables import Tables
-from audit.log_range import Log
+from audit.log.log_range import Log
 
 _CHECKS: Mapping[str, Check] = {
     "integrity": integrity.check,

@@ -10,7 +10,7 @@ from audit import arrow_columns, columns
 from audit.columns import Role
 from audit.decode import numbers, other_columns, transaction_columns
 from audit.decode.arrow_records import ArrowRecords
-from audit.walk import Piece, What
+from audit.decode.walk import Piece, What
 
 BATCH_RECORDS = 16_384
 

@@ -16,7 +16,7 @@ from audit.decode import numbers
 from audit.decode.hashes import hash_of
 from audit.decode.records import EVENT, TEXT_PROPERTIES, Records, text_of
 from audit.decode.spans import Flags
-from audit.walk import Piece, What
+from audit.decode.walk import Piece, What
 from storage.formats import op_message
 
 _MOST_NUMBER = 10**18  # of a half; a larger one is none

@@ -16,7 +16,7 @@ from audit import columns
 from audit.decode import spans
 from audit.decode.items import Items
 from audit.decode.spans import Bytes, Flags, Spans
-from audit.walk import Piece
+from audit.decode.walk import Piece
 from storage.formats import properties
 from storage.formats import record as records
 from storage.formats.delay_levels import DELAY_LEVEL

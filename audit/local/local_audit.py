@@ -9,25 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from audit import brokers, columns, digest, findings, log_range, report
+from audit import columns, findings
 from audit.checks import run as checks
 from audit.checks.kinds import FAULTY_KINDS
 from audit.checks.run import Asked, add_to
 from audit.columns import Role
 from audit.decode import plain_rows
 from audit.decode.records import Records
+from audit.decode.walk import Piece, What
 from audit.errors import NotLocal
 from audit.findings import DAMAGE_COLUMNS, LISTED, LISTED_RECORDS, PROOF_COLUMNS, Proofs
 from audit.local.connection import connect
 from audit.local.database import LOG_COLUMNS, Database
 from audit.local.lookup import rows_at
 from audit.local.tables import LocalTables
-from audit.log_files import LogReader
-from audit.log_range import Log, Part
+from audit.log import brokers, digest, log_range
+from audit.log.log_files import LogReader
+from audit.log.log_range import Log, Part
+from audit.report import report
 from audit.scope import Outcome, Scope
 from audit.sums import Sums
 from audit.verdicts import DAMAGED, FAIL_ON, FINDINGS, HELD, is_wanted
-from audit.walk import Piece, What
 
 ENGINE = "local"
 MOST_LOG_BYTES = 4 << 30

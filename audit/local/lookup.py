@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from audit.decode import plain_rows
-from audit.log_files import LogReader
-from audit.log_range import Log
+from audit.log.log_files import LogReader
+from audit.log.log_range import Log
 from storage.formats import record as records
 
 

@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from audit import columns, consume_queues, key_index
+from audit import columns
 from audit.checks.leases import RUNS, SINGLE
 from audit.checks.sql import one_of
 from audit.checks.tables import Listed, Listing, Row
 from audit.decode import plain_rows
 from audit.decode.numbers import MOST_MS
 from audit.decode.records import Records
-from audit.files import OpenFile
+from audit.files.local_files import OpenFile
 from audit.local import lookup
-from audit.log_files import files_of
-from audit.log_range import Log
+from audit.log import consume_queues, key_index
+from audit.log.log_files import files_of
+from audit.log.log_range import Log
 from storage.formats import key_scan
 from storage.formats.names import LEASE_TOPIC, OFFSET_TOPIC, SCHEDULE_MARK_TOPIC
 

@@ -80,7 +80,7 @@ def show(
         if html is not None:
             write_page(html, report)
             return
-        from audit import summary
+        from audit.report import summary
 
         console = Console(soft_wrap=True)
         if is_reconciled:
@@ -110,8 +110,8 @@ def archive(
     stopped by SIGINT or SIGTERM.
     """
     needs_pyarrow("The archive needs pyarrow")
-    from audit import archive as archiving
-    from audit import log_range
+    from audit.jobs import archive as archiving
+    from audit.log import log_range
 
     def tell(manifest: dict[str, Any]) -> None:
         say(
@@ -380,7 +380,7 @@ def _run_and_write(
         status = status_of(outcome.report)
         outputs.write({**outcome.report, "run": describe(status)}, sink)
         if outputs.shows_summary:
-            from audit import summary
+            from audit.report import summary
 
             summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
     except typer.BadParameter:
@@ -405,7 +405,7 @@ def _open_sink(url: str) -> Any:
 
 
 def _run(asked: _Asked, is_finding: Callable[[str], bool], spark_log: Path) -> Any:
-    from audit import log_range
+    from audit.log import log_range
     from audit.scope import Scope
 
     # before Spark: where there is no log, that is said at once
@@ -445,9 +445,9 @@ def _run_by_spark(
     asked: _Asked, found: Any, scope: Any, is_finding: Callable[[str], bool], spark_log: Path
 ) -> Any:
     from audit.checks.run import Asked
-    from audit.details import Wanted
-    from audit.session import session, tasks_of
-    from audit.transaction_audit import run
+    from audit.jobs.transaction_audit import run
+    from audit.report.details import Wanted
+    from audit.spark.session import session, tasks_of
 
     settings = {"spark.driver.memory": asked.driver_memory}
     length = found.end - found.begin
@@ -483,7 +483,7 @@ def _shown(
     unit: str = "tasks",
 ) -> AbstractContextManager[None]:
     """Progress of the tasks while the block runs."""
-    from audit import progress
+    from audit.report import progress
 
     if form is ProgressAs.TEXT:
         what = f"{found.end - found.begin:,} bytes of log"

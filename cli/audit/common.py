@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from audit.checks.kinds import FAULTY_KINDS, KINDS
-from audit.uris import without_secrets
+from audit.files.uris import without_secrets
 from audit.verdicts import FAIL_ON, FINDINGS
 from cli.common import LOCK, Exit, in_short, needs, say, write_whole
 
@@ -232,6 +232,6 @@ def write_report(where: str, report: dict[str, Any]) -> None:
 
 
 def write_page(where: str, report: dict[str, Any]) -> None:
-    from audit import page
+    from audit.report import page
 
     write_whole(where, page.render(report))

@@ -47,9 +47,10 @@ def compact(
     needs_spark()
     with stopped_by_signals(), log_of_spark(spark_log) as told:
         try:
-            from audit import log_range, progress
-            from audit.compact import compact as make_rows
-            from audit.session import session, tasks_of
+            from audit.jobs.compact import compact as make_rows
+            from audit.log import log_range
+            from audit.report import progress
+            from audit.spark.session import session, tasks_of
 
             # before Spark: where there is no log, that is said at once
             found = log_range.find_log(log)

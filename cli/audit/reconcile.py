@@ -86,9 +86,10 @@ def reconcile(
 
     with stopped_by_signals(), log_of_spark(spark_log) as told:
         try:
-            from audit import log_range, progress
-            from audit.reconcile import Markers, read_markers, run
-            from audit.session import session, tasks_of
+            from audit.jobs.reconcile import Markers, read_markers, run
+            from audit.log import log_range
+            from audit.report import progress
+            from audit.spark.session import session, tasks_of
 
             found = log_range.find_log(log)
             markers = read_markers(
@@ -114,7 +115,7 @@ def reconcile(
                 of_run = run_part(report_id_of(begun_at), log, master, begun_at, status)
                 write_report(json_file, {**report, "run": of_run})
             if not quiet:
-                from audit import summary
+                from audit.report import summary
 
                 summary.show_reconciliation(Console(soft_wrap=True), report)
         except NoSuchGroup as error:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from audit.checks.kinds import KINDS
-from audit.terminal import printable
+from audit.report.terminal import printable
 from cli.audit.commands import ProgressAs
 from cli.audit.common import (
     DriverMemory,
@@ -111,13 +111,13 @@ def watch(
     told = _Told(progress, is_quiet=quiet)
     with stopped_by_signals(), log_of_spark(spark_log) as of_spark:
         try:
-            from audit.log_range import find_log
+            from audit.log.log_range import find_log
 
             find_log(log)  # before Spark: where there is no log, that is said at once
 
-            from audit.session import session
-            from audit.watch import Watch
-            from audit.watch_state import StateFolder
+            from audit.jobs.watch import Watch
+            from audit.jobs.watch_state import StateFolder
+            from audit.spark.session import session
 
             over = threading.Event()
             settings = {"spark.driver.memory": driver_memory}
@@ -141,7 +141,7 @@ def watch(
                 of_run = run_part(report_id_of(begun_at), [log], master, begun_at, status)
                 write_report(json_file, {**report, "run": of_run})
             if progress is ProgressAs.TEXT and not quiet:
-                from audit import summary
+                from audit.report import summary
 
                 summary.show(Console(soft_wrap=True), report, exit_status=status)
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed

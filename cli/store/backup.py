@@ -20,7 +20,7 @@ from app.store_moves.disk_space import DiskFull, full_disk_is_named
 from app.store_moves.ownership import is_permission_error
 from app.store_moves.store_folder import TooManyFiles
 from app.store_moves.work_folder import TargetRefused, check_apart
-from audit.uris import is_uri, without_secrets
+from audit.files.uris import is_uri, without_secrets
 from cli.common import Exit, in_short, say
 from cli.json_report import STDOUT, write_json
 from cli.progress import progress

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
 from app.backup.folder import Folder, LocalFolder
-from audit.uris import is_uri, without_secrets
+from audit.files.uris import is_uri, without_secrets
 from cli.common import needs_pyarrow
 
 
@@ -22,7 +22,7 @@ class ArrowFolder:
     """
 
     def __init__(self, uri: str) -> None:
-        from audit.filesystems import ArrowFiles, filesystem_of
+        from audit.files.filesystems import ArrowFiles, filesystem_of
 
         self._filesystem, root = filesystem_of(uri)
         self._root = root.rstrip("/")
@@ -40,7 +40,7 @@ class ArrowFolder:
         return self._files.read(f"{self._root}/{path}")
 
     def write(self, path: str, data: bytes) -> None:
-        from audit import whole_files
+        from audit.files import whole_files
 
         whole = f"{self._root}/{path}"
         folder = whole.rpartition("/")[0]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from audit.java import JavaNotFound
-from audit.session import session
+from audit.spark.java import JavaNotFound
+from audit.spark.session import session
 from tests.fault.campaign_size import FULL
 
 # Over short logs Spark compiles longer than what is compiled runs. The command's own tests, whose

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from audit import archive as archiving
-from audit import log_range
+from audit.jobs import archive as archiving
+from audit.log import log_range
 from tests.support import plain_audit
 from tests.support.builders import message
 from tests.support.written_log import WrittenLog

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from audit import log_range
 from audit.checks import run as checks
 from audit.checks.check_context import Found
 from audit.checks.kinds import CHECKS, KINDS
@@ -13,9 +12,10 @@ from audit.checks.policies import Policy
 from audit.checks.queue_sums import QueueSums
 from audit.checks.queues import is_gapless
 from audit.checks.run import EVERYTHING, Asked, add_to
+from audit.jobs.transaction_audit import Scope, run
 from audit.local import local_audit
-from audit.spark_tables import SparkTables
-from audit.transaction_audit import Scope, run
+from audit.log import log_range
+from audit.spark.spark_tables import SparkTables
 from storage.formats import index_file
 from storage.formats.index_file import Header
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked

@@ -15,11 +15,11 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 import cli.main
-from audit import summary
-from audit.java import fits, parse_version
+from audit.jobs.watch import report_of
+from audit.jobs.watch_state import State
+from audit.report import summary
+from audit.spark.java import fits, parse_version
 from audit.verdicts import FLAGS
-from audit.watch import report_of
-from audit.watch_state import State
 from tests.audit.test_page import report as kept_report
 from tests.support.builders import message
 from tests.support.commands import audits

@@ -11,22 +11,14 @@ from shutil import copyfile, copytree
 import pytest
 from crc32c import crc32c
 
-from audit import archive as archiving
-from audit import (
-    arrow_columns,
-    brokers,
-    columns,
-    compact,
-    compacted,
-    digest,
-    log_range,
-    log_rows,
-    lookup,
-    parquet_folder,
-)
+from audit import arrow_columns, columns
 from audit.checks.run import Asked
-from audit.log_files import LogReader, NoBytes
-from audit.transaction_audit import Scope, run
+from audit.files import parquet_folder
+from audit.jobs import archive as archiving
+from audit.jobs import compact
+from audit.jobs.transaction_audit import Scope, run
+from audit.log import brokers, compacted, digest, log_range, log_rows, lookup
+from audit.log.log_files import LogReader, NoBytes
 from tests.support.builders import message
 from tests.support.logs import broker_record
 from tests.support.planted import plant

@@ -9,13 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from audit import arrow_columns, brokers, columns, log_range
+from audit import arrow_columns, columns
 from audit.columns import Role
 from audit.decode import batches, numbers, plain_rows, spans
 from audit.decode.hashes import hash_of, hashes
 from audit.decode.records import TEXT_PROPERTIES, Records
-from audit.log_files import LogReader
-from audit.walk import Piece, What
+from audit.decode.walk import Piece, What
+from audit.log import brokers, log_range
+from audit.log.log_files import LogReader
 from scheduler import scheduled_message
 from storage.formats import index_file, names, op_message, properties
 from storage.formats import record as records

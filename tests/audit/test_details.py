@@ -6,8 +6,9 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from audit import details, log_range
-from audit.transaction_audit import Scope, run
+from audit.jobs.transaction_audit import Scope, run
+from audit.log import log_range
+from audit.report import details
 from tests.support.planted import plant
 
 pytestmark = pytest.mark.xdist_group("spark")

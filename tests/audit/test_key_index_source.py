@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs
 
-from audit import key_index, key_index_source
+from audit.log import key_index
+from audit.spark import key_index_source
 from storage.formats import index_file
 from storage.formats.index_file import ENTRY, HEADER_BYTES, Header
 

@@ -11,15 +11,16 @@ from random import Random
 
 import pytest
 
-from audit import archive as archiving
-from audit import log_range, transaction_audit
 from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.run import EVERYTHING
 from audit.errors import NoSuchGroup, NotLocal
+from audit.jobs import archive as archiving
+from audit.jobs import transaction_audit
+from audit.jobs.transaction_audit import TransactionAudit
 from audit.local import local_audit
 from audit.local.local_audit import LocalAudit
+from audit.log import log_range
 from audit.scope import Scope
-from audit.transaction_audit import TransactionAudit
 from audit.verdicts import FINDINGS
 from cli.audit.common import status_of
 from storage.formats import names, queue_entry

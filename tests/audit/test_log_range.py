@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from audit import archive, log_range
-from audit.log_files import LogNotFound, LogReader
-from audit.walk import What
+from audit.decode.walk import What
+from audit.jobs import archive
+from audit.log import log_range
+from audit.log.log_files import LogNotFound, LogReader
 from storage.files.vfs import OsVfs
 from storage.formats import checkpoint, names
 from storage.formats.checkpoint import Slot

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from audit import archive as archiving
-from audit import arrow_columns, columns, log_range, log_rows
-from audit.log_files import Dropped
-from audit.merged_log import DifferentLogs
-from audit.transaction_audit import Scope, run
+from audit import arrow_columns, columns
+from audit.jobs import archive as archiving
+from audit.jobs.transaction_audit import Scope, run
+from audit.log import log_range, log_rows
+from audit.log.log_files import Dropped
+from audit.log.merged_log import DifferentLogs
 from cli.audit.common import run_part
 from cli.common import Exit
 from tests.support.builders import message

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from audit import columns, log_range
+from audit import columns
 from audit.columns import Role
+from audit.jobs.transaction_audit import Outcome, Scope, TransactionAudit, run
+from audit.log import log_range
 from audit.outcomes import by_transaction
 from audit.rules import READ_COLUMNS, Bounds
-from audit.transaction_audit import Outcome, Scope, TransactionAudit, run
 from audit.verdicts import FAIL_ON, HELD, VERDICTS, Fact, verdict
 from storage.formats import names
 from storage.formats.names import HALF_TOPIC

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from audit import page
+from audit.report import page
 from audit.verdicts import FLAGS, VERDICTS
 
 BEGUN_MS = 1_800_000_000_000

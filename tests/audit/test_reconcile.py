@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 from sqlalchemy import create_engine
 
-from audit import log_range, summary
 from audit.errors import NoSuchGroup
-from audit.reconcile import (
+from audit.jobs.reconcile import (
     LOST_EVENT,
     PHANTOM,
     RECONCILED,
@@ -25,6 +24,8 @@ from audit.reconcile import (
     read_markers,
     run,
 )
+from audit.log import log_range
+from audit.report import summary
 from audit.verdicts import VERDICTS
 from examples.flights.data import is_installed
 from tests.support.written_log import Transactions, WrittenLog

@@ -11,13 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from audit import archive as archiving
-from audit import arrow_columns, compact, details, digest, log_range, log_rows
+from audit import arrow_columns
 from audit.checks.run import Asked
-from audit.transaction_audit import Scope, run
+from audit.jobs import archive as archiving
+from audit.jobs import compact
+from audit.jobs.transaction_audit import Scope, run
+from audit.jobs.watch import Watch
+from audit.jobs.watch_state import StateFolder
+from audit.log import digest, log_range, log_rows
+from audit.report import details
 from audit.verdicts import FAIL_ON
-from audit.watch import Watch
-from audit.watch_state import StateFolder
 from tests.support import planted_checks
 from tests.support.builders import message
 from tests.support.commands import audits

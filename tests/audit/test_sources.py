@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException
 
-from audit import columns, consume_queues, log_range
+from audit import columns
+from audit.log import consume_queues, log_range
 from storage.formats import queue_entry
 from storage.formats.names import HALF_TOPIC
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS

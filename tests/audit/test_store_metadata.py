@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from audit import log_files, store_metadata
-from audit.store_metadata import StoreMetadata
+from audit.log import log_files, store_metadata
+from audit.log.store_metadata import StoreMetadata
 from storage.formats.consumer_offsets import GroupQueue
 from tests.audit.test_outcomes import BROKERS, OURS, unpacked
 

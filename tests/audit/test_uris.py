@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from audit.uris import below, without_secrets
+from audit.files.uris import below, without_secrets
 from cli.audit.common import run_part
 from cli.common import Exit, in_short
 

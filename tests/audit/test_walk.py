@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audit.walk import Piece, What, walk
+from audit.decode.walk import Piece, What, walk
 from storage.formats.record import encode_end_of_file
 from tests.support.builders import messages
 from tests.support.logs import Log, broker_record

@@ -14,11 +14,11 @@ from shutil import rmtree
 
 import pytest
 
-from audit import log_range
-from audit.transaction_audit import Scope, TransactionAudit
+from audit.jobs.transaction_audit import Scope, TransactionAudit
+from audit.jobs.watch import NotWatched, Step, Watch
+from audit.jobs.watch_state import State, StateError, StateFolder
+from audit.log import log_range
 from audit.verdicts import FAIL_ON, VERDICTS
-from audit.watch import NotWatched, Step, Watch
-from audit.watch_state import State, StateError, StateFolder
 from tests.audit.test_outcomes import BROKERS, unpacked
 from tests.support.planted import FLAGGED, plant
 from tests.support.written_log import Transactions, WrittenLog

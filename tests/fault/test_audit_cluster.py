@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from audit.java import JavaNotFound, java_home
+from audit.spark.java import JavaNotFound, java_home
 from tests.support.planted import plant
 
 pytestmark = pytest.mark.faults

@@ -10,14 +10,14 @@ from random import Random
 
 import pytest
 
-from audit import log_range
 from audit.checks.kinds import KINDS
-from audit.java import JavaNotFound
-from audit.log_files import LogReader
-from audit.session import session
-from audit.transaction_audit import Scope, TransactionAudit
+from audit.decode.walk import What
+from audit.jobs.transaction_audit import Scope, TransactionAudit
+from audit.log import log_range
+from audit.log.log_files import LogReader
+from audit.spark.java import JavaNotFound
+from audit.spark.session import session
 from audit.verdicts import Fact, verdict
-from audit.walk import What
 from storage.errors import CorruptRecord
 from storage.files.simulated import SimulatedDisk
 from tests.audit.test_checks import checked

@@ -190,8 +190,8 @@ def test_only_the_settings_read_the_environment():
         "escrowmq/__main__.py",
         "pytest_escrowmq/executable.py",
         "pytest_escrowmq/service.py",
-        "audit/java.py",
-        "audit/session.py",
+        "audit/spark/java.py",
+        "audit/spark/session.py",
     }
     # The client is part of another program, and reads where the service is.
     client = "client/escrowmq_client/transport.py"

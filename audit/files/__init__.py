@@ -1,0 +1,1 @@
+"""Files at a path or a URI, and Parquet in them."""

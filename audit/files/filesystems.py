@@ -1,0 +1,57 @@
+"""File systems of pyarrow, by path or URI."""
+
+import os
+
+from pyarrow import fs
+
+from audit.files import hdfs
+from audit.files.local_files import OpenFile
+from audit.files.uris import is_uri
+
+
+def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
+    """The file system and the path in it. Without a scheme it is a path on this machine.
+
+    Raises OSError, ValueError, NoHdfs.
+    """
+    if uri.startswith("hdfs:"):
+        return hdfs.filesystem_of(uri)
+    if is_uri(uri):
+        filesystem, path = fs.FileSystem.from_uri(uri)
+        return filesystem, path
+    return fs.LocalFileSystem(), os.path.abspath(uri)
+
+
+class ArrowFiles:
+    """The files of one of them (`files.Files`)."""
+
+    def __init__(self, filesystem: fs.FileSystem) -> None:
+        self._filesystem = filesystem
+        self.is_remote = not isinstance(filesystem, fs.LocalFileSystem)
+
+    def is_folder(self, path: str) -> bool:
+        return bool(self._filesystem.get_file_info(path).type is fs.FileType.Directory)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        found = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+        return {info.base_name: info.size for info in found if info.type is fs.FileType.File}
+
+    def sizes_below(self, folder: str) -> dict[str, int]:
+        selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
+        found = self._filesystem.get_file_info(selector)
+        return {
+            info.path.removeprefix(folder).lstrip("/"): info.size
+            for info in found
+            if info.type is fs.FileType.File
+        }
+
+    def read(self, path: str) -> bytes | None:
+        if self._filesystem.get_file_info(path).type is not fs.FileType.File:
+            return None
+        with self._filesystem.open_input_file(path) as file:
+            data: bytes = file.read()
+        return data
+
+    def open(self, path: str) -> OpenFile:
+        file: OpenFile = self._filesystem.open_input_file(path)
+        return file

@@ -1,0 +1,1 @@
+"""The work of the commands: audit, reconcile, watch, copy, compact."""

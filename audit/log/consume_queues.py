@@ -1,0 +1,57 @@
+"""Files of a store's consume queues, and their entries. Without Arrow, unless a URI names them."""
+
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from audit.log.log_files import files_of
+from storage.formats import names, queue_entry
+from storage.formats.scan import Ints
+
+_FOLDER = "consumequeue"
+# formats/queue_entry.py
+_ENTRY = np.dtype([("log_offset", ">i8"), ("record_bytes", ">i4"), ("tag_hash", ">i8")])
+_FILLER_BYTES = queue_entry.decode(queue_entry.FILLER).record_bytes
+assert _ENTRY.itemsize == queue_entry.ENTRY_BYTES
+
+
+class QueueFile(NamedTuple):
+    path: str
+    topic: str
+    queue_id: int
+    first_entry: int
+    size: int
+
+
+def queue_files(uri: str) -> list[QueueFile]:
+    """Files that have bytes, by their path; without light queues, which repeat those of topics."""
+    files, path = files_of(uri)
+    folder = f"{path.rstrip('/')}/{_FOLDER}"
+    found = []
+    for name, size in sorted(files.sizes_below(folder).items()):
+        base = names.base_offset(name.rpartition("/")[2])
+        if base is not None and size:
+            topic, queue_id = f"{folder}/{name}".split("/")[-3:-1]
+            if topic.startswith(names.LIGHT_QUEUE_PREFIX):
+                continue
+            first_entry = base // queue_entry.ENTRY_BYTES
+            found.append(QueueFile(f"{folder}/{name}", topic, int(queue_id), first_entry, size))
+    return found
+
+
+def entries(uri: str, file: QueueFile) -> dict[str, Ints]:
+    """Columns queue_offset, log_offset, record_bytes, tag_hash of the entries of one file.
+
+    Entries that were not written yet, and the fillers in front of a queue that begins later than at
+    0, are left out.
+    """
+    files, _ = files_of(uri)
+    with closing(files.open(file.path)) as opened:
+        raw = opened.read_at(file.size, 0)
+    found: Any = np.frombuffer(raw, _ENTRY, len(raw) // queue_entry.ENTRY_BYTES)
+    written = np.flatnonzero((found["record_bytes"] > 0) & (found["record_bytes"] != _FILLER_BYTES))
+    return {
+        "queue_offset": written + file.first_entry,
+        **{name: found[name][written].astype(np.int64) for name in _ENTRY.names or ()},
+    }

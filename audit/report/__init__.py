@@ -1,0 +1,1 @@
+"""Reports: as JSON, as a page, in the terminal; and progress until then."""

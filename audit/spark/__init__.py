@@ -1,0 +1,1 @@
+"""The log in Spark: data sources, tables, a session."""
