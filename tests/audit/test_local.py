@@ -361,7 +361,7 @@ def test_memory_does_not_grow_with_the_bytes_of_the_log(tmp_path):
             log.append(*[message(body, queue=QueueId("orders", 0))] * 8)
         code = (
             "import resource, sys\n"
-            "from audit import log_range\n"
+            "from audit.log import log_range\n"
             "from audit.checks.run import Asked\n"
             "from audit.local import local_audit\n"
             "from audit.scope import Scope\n"
