@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from storage.errors import CorruptRecord
 from storage.files import durable
 from storage.files.faulty import FaultyVfs, Plan
 from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
 from storage.files.unreadable import Unreadable
 from storage.formats import index_file, queue_entry
+from storage.formats import record as records
 from storage.formats.names import file_name
 from storage.formats.queue_entry import ENTRY_BYTES, tag_hash
 from storage.local.local_store import LocalMessageStore
@@ -330,6 +332,28 @@ def test_no_zeros_stay_wherever_the_service_is_killed_as_a_queue_file_is_replace
 
     for operations in range(0, 30, 2):
         life(killed(filled(), partial(read, operations), end), wait, 3)
+
+
+def test_entries_are_made_again_beside_a_damaged_record_that_says_it_has_ipv6_hosts():
+    damaged = 250  # with a number of entries before and behind it in the page
+
+    async def read(world: World, store: LocalMessageStore) -> None:
+        (found,) = await store.read(QUEUE, damaged, max_messages=1, max_bytes=1)
+        at = ((found.log_offset or 0) + 36, 4)  # the flags of the record
+        log_file = world.disk.open(ROOT / "commitlog" / file_name(0))
+        flags = int.from_bytes(log_file.read(*at), "big")
+        log_file.write(at[0], (flags | records.BORN_HOST_IPV6).to_bytes(4, "big"))
+        log_file.close()
+        world.disk.fail_reads(QUEUE_FILE, BLOCK_BYTES, BLOCK_BYTES + 1)
+        await store.read(QUEUE, damaged - 20, max_messages=1, max_bytes=1)
+
+    async def wait(world: World, store: LocalMessageStore) -> None:
+        await pause(3)
+        assert zeros_in(world.disk) == [damaged]
+        with pytest.raises(CorruptRecord):
+            await store.read(QUEUE, damaged, max_messages=1, max_bytes=1)
+
+    life(killed(filled(), read), wait, 3)
 
 
 def killed(disk: SimulatedDisk, question: Life, end: End = End.KILL) -> SimulatedDisk:

@@ -318,9 +318,12 @@ class QueueCheck:
                     made += self._lost_entries(queue, queue_offset, offset, record)
                 if number != queue.id.number or first + inner_batch.MOST_MESSAGES <= queue_offset:
                     continue
-                found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(
-                    piece.data, offset - piece.offset, length
-                )
+                try:
+                    found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(
+                        piece.data, offset - piece.offset, length
+                    )
+                except DamagedRecord:
+                    continue
                 if found_topic != topic or sys_flag & records.TRANSACTION_MASK not in QUEUED:
                     continue
                 entries: Sequence[bytes] = [
