@@ -355,11 +355,13 @@ class Deriver:
                 lambda _: None, self._on_failure
             )  # fmt: skip
         if self._waiting:
-            # What was kept while this round was under way waits for the next one.
-            if round_.is_thorough and self.backlog_bytes == 0 and not self._has_kept:
-                self._finish(True)
-            else:
+            # What was kept while this round was under way waits for the next one, as what is to
+            # be made again.
+            is_more = self.backlog_bytes > 0 or self._has_kept or self._mending.is_needed
+            if is_more or not round_.is_thorough:
                 self._begin(is_thorough=True)
+            else:
+                self._finish(True)
 
     def _failed(self, error: Exception) -> None:
         """Wait out a full disk, a limit of open files, and a place of the log that the disk does

@@ -5,6 +5,7 @@ starts: nothing is hidden, nothing ends, and a new file takes their place.
 import asyncio
 import errno
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Any
@@ -284,6 +285,26 @@ def test_a_stop_leaves_no_zeros_that_a_broker_takes_for_the_end_of_the_queue(is_
     raw = disk.on_disk(QUEUE_FILE)[: end * ENTRY_BYTES]
     assert [n for n, one in enumerate(queue_entry.decode_all(raw)) if one.record_bytes <= 0] == []
     life(disk, look, 3)
+
+
+def test_a_stop_while_a_thorough_round_is_written_leaves_no_zeros_either():
+    options = replace(OPTIONS, snapshot_interval_ms=OPTIONS.queue_flush_interval_ms)
+
+    async def main() -> None:
+        store = await world.open_store(options)
+        deriver = store._engine.deriver
+        await send(store, COUNT, COUNT + 1)
+        for page in (0, 2, 4, 6):
+            world.disk.fail_reads(QUEUE_FILE, page * BLOCK_BYTES, page * BLOCK_BYTES + 1)
+        await store.read(QUEUE, 0, max_messages=1, max_bytes=1)  # the others wait
+        while deriver.thorough_begun == 0:
+            await pause(0.0001)
+        assert zeros_in(world.disk) != []
+        await store.aclose()
+
+    with World(filled(), 2) as world:
+        world.call(main())
+        assert zeros_in(world.disk) == []
 
 
 def zeros_in(disk: SimulatedDisk) -> list[int]:
