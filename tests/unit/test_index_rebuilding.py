@@ -189,3 +189,31 @@ def test_those_who_want_the_same_index_file_rebuilt_share_the_steps(given_up_aft
     with World(SimulatedDisk(), 1) as world:
         world.call(main())
         assert not world.failures
+
+
+def test_the_index_can_be_closed_while_a_lookup_takes_a_step_of_a_rebuilding():
+    is_rebuilding = False
+
+    def plan(call: str, path: PurePath) -> None:
+        nonlocal is_rebuilding
+        if is_rebuilding and call == "write" and path.name.startswith("rebuilt-"):
+            is_rebuilding = False
+            store._files.key_index.close()  # as the flush lane does it, in another thread
+
+    async def main() -> None:
+        nonlocal store, is_rebuilding
+        store = await opened(world, plan)
+        await send(store, 0, 500)
+        await asyncio.sleep(1)
+        index = store._files.key_index
+        is_rebuilding = True
+        for _ in index.rebuild(index._files[0], store._files.log):
+            pass
+        assert not is_rebuilding
+        assert index.rebuilt_files == 0
+        assert world.disk.list_directory(ROOT / "making") == []
+
+    store: LocalMessageStore
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
+        assert not world.failures

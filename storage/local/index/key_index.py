@@ -269,7 +269,8 @@ class KeyIndex:
 
     def close(self) -> None:
         for steps in list(self._rebuilding.values()):  # that were given up
-            steps.close()
+            with suppress(ValueError):  # a lookup takes one of them now, and finds no file any more
+                steps.close()
         files, self._files = self._files, ()
         for file in files:
             file.close()
