@@ -181,7 +181,7 @@ class Connection(asyncio.Protocol):
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost()
-        self.resume_writing()
+        self._go_on_writing()
         self._transport.close()
         self.server.counted.lost(self)
         # These refer to the connection. Its memory would wait for the garbage collector, and a
@@ -609,6 +609,11 @@ class Connection(asyncio.Protocol):
         self._watch()
 
     def resume_writing(self) -> None:
+        self._go_on_writing()
+        if self._transport.is_closing():
+            self._watch()  # nothing else ends it while its client leaves the rest unread
+
+    def _go_on_writing(self) -> None:
         self._is_writing_paused = False
         self._count_unread(0)
         self._watch_no_more()

@@ -77,6 +77,34 @@ def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_takes
     asyncio.run(play())
 
 
+def test_a_connection_that_is_to_be_closed_does_not_wait_for_a_client_that_stops_near_the_end():
+    async def play() -> None:
+        counted = Connections(8)
+        server = HttpServer(HttpOptions(unread_timeout_ms=1_000), counted, never)
+        own, client = socket.socketpair()
+        with client:
+            for one in (own, client):
+                one.setblocking(False)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+            transport, connection = await asyncio.get_running_loop().connect_accepted_socket(
+                server.connect, own
+            )
+            connection.answer_now(b"x" * LONG)
+            connection.close()
+            least_bytes, _ = transport.get_write_buffer_limits()
+
+            def read() -> bool:
+                with suppress(BlockingIOError):
+                    client.recv(512)
+                return transport.get_write_buffer_size() <= least_bytes
+
+            await reached(read, "writing goes on")
+            assert transport.get_write_buffer_size() > 0
+            await reached(lambda: len(counted) == 0, "the connection is lost")
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("end", [Connection.cut, None], ids=["is lost", "is read"])
 def test_an_answer_is_counted_as_memory_for_as_long_as_its_client_leaves_it_unread(end):
     async def play() -> None:
