@@ -80,27 +80,31 @@ def session(
     all_settings = {**_settings(is_local=is_local, is_short=is_short), **(settings or {})}
     for key, value in all_settings.items():
         builder = builder.config(key, value)
-    with _stderr_into(log), _own_handler_of_sigint():
-        if master is not None and master.startswith("spark://"):
-            _connect(master, name, all_settings)
+    conf = SparkConf().setAppName(name).setAll(list(all_settings.items()))
+    if master is not None or is_local:
+        conf.setMaster(master or "local[*]")
+    with _stderr_into(log):
+        with _own_handler_of_sigint():  # the session takes seconds more
+            _start(conf, is_standalone=master is not None and master.startswith("spark://"))
         spark = builder.getOrCreate()
-    spark.dataSource.register(CommitLogSource)
-    spark.dataSource.register(ConsumeQueueSource)
-    spark.dataSource.register(KeyIndexSource)
-    spark.dataSource.register(ParquetFolderSource)
     try:
+        for source in (CommitLogSource, ConsumeQueueSource, KeyIndexSource, ParquetFolderSource):
+            spark.dataSource.register(source)
         yield spark
     finally:
         spark.stop()
 
 
-def _connect(master: str, name: str, settings: Mapping[str, str]) -> None:
-    """Let a standalone cluster's workers reach S3 with the credentials of this process.
+def _start(conf: SparkConf, *, is_standalone: bool) -> None:
+    """Start Java and Spark. Let a standalone cluster's workers reach S3 with the credentials of
+    this process.
 
     A setting is visible among the machine's processes, as an option of Java's. These values are
     not: Java runs by then.
     """
-    conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
+    if not is_standalone:
+        SparkContext.getOrCreate(conf)
+        return
     SparkContext(
         conf=conf,
         environment={key: value for key, value in os.environ.items() if key.startswith("AWS_")},

@@ -187,6 +187,37 @@ def test_a_run_that_is_stopped_ends_without_a_traceback_and_leaves_nothing(
     assert left <= {"hsperfdata_root"}
 
 
+STOPPED_AS_ITS_SESSION_BEGINS = """
+import os, signal
+from pyspark.sql import SparkSession
+from cli.main import app
+
+begin = SparkSession.__init__
+
+def stopped(self, *args, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+    begin(self, *args, **options)
+
+SparkSession.__init__ = stopped
+app()
+"""
+
+
+def test_a_run_that_is_stopped_as_its_session_begins_says_so(tmp_path):
+    plant(tmp_path / "store", times=1)
+    command = ["audit", "run", "--log", "store", "--master", "local[1]"]
+
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_AS_ITS_SESSION_BEGINS, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, done.stderr) == (130, "Stopped\n")
+
+
 @pytest.mark.parametrize(
     "options",
     [
