@@ -47,8 +47,8 @@ NOT_HTTP = {
     "TLS": bytes.fromhex("1603010200010001fc0303") + bytes(100),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "HTTP/2 in the form of HTTP/1": b"GET /v1/version HTTP/2.0\r\nHost: localhost\r\n\r\n",
-    "a method in small letters": b"get /livez HTTP/1.1\r\n\r\n",
-    "a method that nobody knows": b"FETCH /livez HTTP/1.1\r\n\r\n",
+    "a request without a host": b"GET /livez HTTP/1.1\r\n\r\n",
+    "a method that HTTP does not have, without a host": b"BREW /livez HTTP/1.1\r\n\r\n",
     "a version that nobody knows": b"GET /livez HTTP/9.9\r\n\r\n",
     "a proxy's request": b"CONNECT shop:443 HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "a proxy's request with an upgrade": b"CONNECT shop:443 HTTP/1.1\r\nConnection: "

@@ -239,9 +239,12 @@ def test_a_stream_that_moves_is_not_cut_and_a_silent_one_is(quick):
 
 def test_a_line_that_hardly_moves_is_cut_and_one_that_comes_steadily_is_taken(tmp_path):
     begin, end = b'{"id":"1","message":{"payload":"', b'"}}\n'
-    idle = {"ESCROWMQ_HTTP__STREAM_IDLE_MS": "2000"}
+    pace = {
+        "ESCROWMQ_HTTP__STREAM_IDLE_MS": "3000",
+        "ESCROWMQ_HTTP__LEAST_BYTES_PER_SECOND": "2000",
+    }
     with (
-        Server(tmp_path / "data", environment=idle) as server,
+        Server(tmp_path / "data", environment=pace) as server,
         server.client() as api,
     ):
         ok(api.post("/v1/topics", json={"topic": "slow"}), 201)
@@ -250,7 +253,7 @@ def test_a_line_that_hardly_moves_is_cut_and_one_that_comes_steadily_is_taken(tm
             stream.write(begin)
             for sent in range(0, 60_000, 2_000):  # for longer than a line may pause
                 stream.write(b"x" * 2_000)
-                until(lambda most=sent: time.monotonic() - begun > most / 20_000, "no faster")
+                until(lambda most=sent: time.monotonic() - begun > most / 15_000, "no faster")
             stream.write(end)
             assert numbered(stream.read()) == [("1", 201)]
 
