@@ -8,7 +8,7 @@ import grimp
 
 from tests.house.source import PACKAGES, ROOT
 
-_DIVIDED = ("storage", "storage.local", "delivery", "app", "audit")  # packages whose parts are drawn
+_DIVIDED = ("storage", "storage.local", "delivery", "app", "audit")  # whose parts are drawn
 _WIDTH = 90
 
 Graph = Mapping[str, Set[str]]
