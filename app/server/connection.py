@@ -699,11 +699,12 @@ def refused(
 
 def _kernel_bytes(transport: asyncio.Transport, which: int) -> int:
     """Bytes that the kernel has of what the client sent (`FIONREAD`), or of what was sent to it and
-    has not arrived (`TIOCOUTQ`).
+    has not arrived (`TIOCOUTQ`); none of a transport without a socket.
     """
-    return int.from_bytes(
-        fcntl.ioctl(transport.get_extra_info("socket").fileno(), which, bytes(4)), sys.byteorder
-    )
+    own = transport.get_extra_info("socket")
+    if own is None:
+        return 0
+    return int.from_bytes(fcntl.ioctl(own.fileno(), which, bytes(4)), sys.byteorder)
 
 
 def _new_parser(protocol: Connection) -> Any:
