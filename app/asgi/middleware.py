@@ -65,7 +65,7 @@ class RequestMiddleware:
                 message = {
                     **message,
                     "headers": [
-                        *varying(message["headers"]),
+                        *varying(message["headers"], scope["method"]),
                         (b"request-id", request_id.encode("ascii")),
                     ],
                 }

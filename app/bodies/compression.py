@@ -106,11 +106,11 @@ def may_be_worth_it(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     return any(name == b"content-length" and int(value) >= MIN_BYTES for name, value in headers)
 
 
-def varying(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def varying(headers: list[tuple[bytes, bytes]], method: str) -> list[tuple[bytes, bytes]]:
     """The headers of an answer that is not compressed, with `Vary` where it could have been, so
-    that a cache does not answer other clients with it (RFC 9110, 12.5.5).
+    that a cache does not answer other clients with it (RFC 9110, 12.5.5). What is got is cached.
     """
-    if not may_be_worth_it(headers):
+    if method not in ("GET", "HEAD") or not may_be_worth_it(headers):
         return headers
     found = MutableHeaders(raw=list(headers))
     if _is_worth_it(found):

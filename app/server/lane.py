@@ -459,7 +459,7 @@ async def _send(
     await request.drain()
     if request.is_gone:
         return
-    request.begin(status, [*varying(headers), named])
+    request.begin(status, [*varying(headers, request.method), named])
     if isinstance(reply, Reply) and isinstance(reply.body, bytes):
         request.write(reply.body)
         return

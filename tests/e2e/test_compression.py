@@ -176,6 +176,23 @@ def test_an_answer_that_could_have_been_compressed_says_that_it_varies(server: S
         assert varies_by(f"/v1/topics/{topic}", accepted) is None
 
 
+def test_a_long_answer_to_a_post_that_is_not_compressed_has_no_vary_whichever_way_it_takes(
+    api, topic
+):
+    """Such an answer is not cached, and the next like request takes the short way."""
+    ok(api.put(f"/v1/groups/{topic}", json={"topics": [{"topic": topic}]}), 201)
+    message = {"message": {"payload": "x" * 1_000}}
+    for _ in range(3):
+        ok(api.post(f"/v1/topics/{topic}/messages/batch", json={"entries": [message] * 16}), 201)
+        plain = api.post(
+            f"/v1/groups/{topic}/receive",
+            json={"max_messages": 16},
+            headers={"Accept-Encoding": "identity"},
+        )
+        assert len(ok(plain)["messages"]) == 16
+        assert "vary" not in plain.headers
+
+
 @pytest.mark.parametrize("accepted", ["gzip", "identity"])
 def test_the_head_of_an_answer_is_the_same_as_with_its_body(api, accepted):
     with_body, head = (
