@@ -1,4 +1,4 @@
-"""How slowly a client may send an entry of a stream: what has come of it is in memory."""
+"""How slowly a client may send an entry of a stream: what has arrived of it is in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ class Holder(Protocol):
 
 
 class EntryPace:
-    """A minimum of bytes that come of an entry within a period.
+    """A minimum of bytes of an entry that arrive within a period.
 
     Only the time counts in which the service waits for the client.
     """
@@ -38,7 +38,7 @@ class EntryPace:
         to: the connection is to be closed.
         """
         loop = asyncio.get_running_loop()
-        left, come_bytes = self._period, 0
+        left, arrived_bytes = self._period, 0
         while True:
             held_bytes, begun = splitter.held_bytes, loop.time()
             try:
@@ -48,7 +48,7 @@ class EntryPace:
                 log.warning(
                     "client_sends_too_slowly",
                     held_bytes=held_bytes,
-                    sent_bytes=come_bytes,
+                    sent_bytes=arrived_bytes,
                     within_ms=round(self._period * 1_000),
                 )
                 self._metrics.slow_senders.inc()
@@ -57,7 +57,7 @@ class EntryPace:
                 return
             left -= loop.time() - begun
             yield chunk
-            come_bytes += len(chunk)
+            arrived_bytes += len(chunk)
             has_ended = splitter.held_bytes < held_bytes + len(chunk)  # this entry, or others
-            if has_ended or not held_bytes or come_bytes >= self._least_bytes:
-                left, come_bytes = self._period, 0
+            if has_ended or not held_bytes or arrived_bytes >= self._least_bytes:
+                left, arrived_bytes = self._period, 0

@@ -108,7 +108,8 @@ def may_be_worth_it(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 def varying(headers: list[tuple[bytes, bytes]], method: str) -> list[tuple[bytes, bytes]]:
     """The headers of an answer that is not compressed, with `Vary` where it could have been, so
-    that a cache does not answer other clients with it (RFC 9110, 12.5.5). What is got is cached.
+    that a cache does not answer other clients with it (RFC 9110, 12.5.5). Caches keep answers to
+    GET and HEAD alone.
     """
     if method not in ("GET", "HEAD") or not may_be_worth_it(headers):
         return headers

@@ -53,6 +53,14 @@ async def opened(world: World, plan: Plan) -> LocalMessageStore:
     return store
 
 
+async def filled(world: World, plan: Plan) -> LocalMessageStore:
+    """A store with 500 messages, of which everything that is derived is on disk."""
+    store = await opened(world, plan)
+    await send(store, 0, 500)
+    await asyncio.sleep(1)
+    return store
+
+
 async def send(store: LocalMessageStore, begin: int, end: int) -> None:
     for n in range(begin, end):
         await store.append([message(message_id=f"m{n}", key=f"key-{n}")])
@@ -76,9 +84,7 @@ def test_queue_entries_are_written_while_an_index_file_is_made_again():
     calls = Calls()
 
     async def main() -> None:
-        store = await opened(world, calls.plan)
-        await send(store, 0, 500)
-        await asyncio.sleep(1)
+        store = await filled(world, calls.plan)
         calls.is_failing = True
         await send(store, 500, 600)
         await asyncio.sleep(1)
@@ -99,9 +105,7 @@ def test_a_stop_while_an_index_file_is_made_again_ends_it_in_order():
     calls = Calls()
 
     async def main() -> None:
-        store = await opened(world, calls.plan)
-        await send(store, 0, 500)
-        await asyncio.sleep(1)
+        store = await filled(world, calls.plan)
         calls.is_failing = True
         await send(store, 500, 501)
         await in_time(lambda: ("write", "rebuilt") in calls.behind)
@@ -124,9 +128,7 @@ def test_a_kill_while_an_index_file_is_made_again_hides_no_message():
     calls = Calls()
 
     async def main() -> None:
-        store = await opened(world, calls.plan)
-        await send(store, 0, 500)
-        await asyncio.sleep(1)
+        store = await filled(world, calls.plan)
         calls.is_failing = True
         await send(store, 500, 600)
         await asyncio.sleep(2 * world.randomness.random())
@@ -143,13 +145,11 @@ def test_a_kill_while_an_index_file_is_made_again_hides_no_message():
 
 
 def test_a_lookup_that_meets_a_file_that_the_disk_did_not_take_waits_until_it_is_made_again():
-    """What was written is only in the page cache, which may forget it."""
+    """What was written is in the page cache alone, and can be lost there."""
     calls = Calls()
 
     async def main() -> None:
-        store = await opened(world, calls.plan)
-        await send(store, 0, 500)
-        await asyncio.sleep(1)
+        store = await filled(world, calls.plan)
         index = store._files.key_index
         calls.is_failing = True
         await send(store, 500, 501)
