@@ -28,10 +28,9 @@ Ints = NDArray[np.int64]
 _SEAL_DIGITS_AND_END = 9
 _RECORD_MAGICS = (records.MAGIC_V1, records.MAGIC_V2)
 _LEAST_RUN_BYTES = 2048  # fewer are judged one after another before numpy has begun
-# Parts of the window that are copied out for their crc32c.
-_MOST_COPIED_BYTES = 1024  # of each
-_LEAST_COPIED = 8  # of one length
-_COPIED_TOGETHER = 256
+_SHORT_UNIT_BYTES = 4096  # on average: below, one crc32c of all takes less time than one of each
+_COPIED_BYTES = 1 << 20  # about; stays in the cache of the processor
+_ZERO_REGISTER = 0xFFFFFFFF  # the crc32c whose register is zero
 
 
 class Stop(Enum):
@@ -382,10 +381,9 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
     if item is None:
         return None
     kept = int(last[count - 1]) + 1
-    epoch_begins = [
-        EpochBegin(_number_of(epochs[index]), int(starts[index]) + window_offset)
-        for index in np.flatnonzero(epochs[:count] > before[:count])
-    ]
+    rises = np.flatnonzero(epochs[:count] > before[:count])
+    begun = zip(_numbers_of(epochs[rises]).tolist(), starts[rises].tolist(), strict=True)
+    epoch_begins = [EpochBegin(number, start + window_offset) for number, start in begun]
     return _Run(positions[:kept], sizes[:kept], end, item, epoch_begins)
 
 
@@ -452,39 +450,42 @@ def _seals_match(
     window: bytes, words: NDArray[np.uint64], starts: Ints, ends: Ints
 ) -> NDArray[np.bool_]:
     """Is each unit's crc32c the one in its seal, digit by digit?"""
-    sums = _sums(window, starts, ends - _SEAL_DIGITS_AND_END)
-    found = _digits_across(words, ends // 8 - 2)
+    digits = _digits_across(words, ends // 8 - 2)
+    sums = _numbers_of(digits)
     closed = (words[ends // 8 - 1].byteswap() & np.uint64(0xFF)) == np.uint64(2)
-    return np.asarray((found == _hexadecimal(sums)) & closed)
+    is_seal = np.asarray((_hexadecimal(sums) == digits) & closed)
+    are_short = ends[-1] - starts[0] < len(starts) * _SHORT_UNIT_BYTES
+    if are_short and is_seal.all() and _sums_match_together(words, starts, ends, sums):
+        return is_seal
+    slices = map(slice, starts.tolist(), (ends - _SEAL_DIGITS_AND_END).tolist())
+    own = map(crc32c, map(memoryview(window).__getitem__, slices))
+    return np.asarray(is_seal & (np.fromiter(own, np.uint64, len(starts)) == sums))
 
 
-def _sums(window: bytes, starts: Ints, ends: Ints) -> NDArray[np.uint64]:
-    """crc32c of each of these ranges, which begin on word borders.
+def _sums_match_together(
+    words: NDArray[np.uint64], starts: Ints, ends: Ints, sums: NDArray[np.uint64]
+) -> bool:
+    """Is the crc32c of each of these units, which follow one another, the one in `sums`? In one
+    pass over copies, in which each unit takes the register of the crc32c from zero to zero.
 
-    Short ranges of one length are copied out together: to slice each takes longer than its sum.
+    Bytes equal to the register make it zero, and zeros leave it so. A sum begins with a register
+    of ones: the first four bytes are inverted instead. One wrong unit is always found, as by its
+    own sum; that several cancel out is as likely as a chance match of one sum.
     """
-    sums = np.empty(len(starts), np.uint64)
-    sizes = ends - starts
-    counts = np.bincount(np.minimum(sizes, _MOST_COPIED_BYTES + 1))
-    is_left = np.ones(len(starts), np.bool_)
-    for size in np.flatnonzero(counts[: _MOST_COPIED_BYTES + 1] >= _LEAST_COPIED).tolist():
-        is_of_size = sizes == size
-        shape = ((len(window) - size) // unit.ALIGNMENT + 1,)
-        ranges = np.ndarray(shape, f"V{size}", window, strides=(unit.ALIGNMENT,))
-        sums[is_of_size] = np.fromiter(
-            map(crc32c, _copied(ranges, starts[is_of_size] // unit.ALIGNMENT)), np.uint64
-        )
-        is_left[is_of_size] = False
-    slices = map(slice, starts[is_left].tolist(), ends[is_left].tolist())
-    left = map(crc32c, map(memoryview(window).__getitem__, slices))
-    sums[is_left] = np.fromiter(left, np.uint64)
-    return sums
-
-
-def _copied(ranges: NDArray[np.void], chosen: Ints) -> Iterator[bytes]:
-    """A few at a time: they stay in the cache of the processor."""
-    for at in range(0, len(chosen), _COPIED_TOGETHER):
-        yield from ranges[chosen[at : at + _COPIED_TOGETHER]].tolist()
+    first, behind = starts // 8, ends // 8
+    registers = sums ^ np.uint64(0xFFFFFFFF)
+    together = max(1, len(starts) * _COPIED_BYTES // int(ends[-1] - starts[0]))
+    for at in range(0, len(starts), together):
+        some = slice(at, at + together)
+        base = first[at]
+        copy = words[base : behind[some][-1]].copy()
+        copy[first[some] - base] ^= np.uint64(0xFFFFFFFF)
+        last = behind[some] - base - 1
+        copy[last - 1] = (copy[last - 1] & _SEVEN_BYTES) | (registers[some] << np.uint64(56))
+        copy[last] = registers[some] >> np.uint64(8)
+        if crc32c(copy, _ZERO_REGISTER) != _ZERO_REGISTER:
+            return False
+    return True
 
 
 def _stated_offsets(lengths: NDArray[np.uint32], starts: Ints) -> Ints:
@@ -502,10 +503,6 @@ def _epoch_digits(
     return _digits_across(words, item_words + 3)
 
 
-def _number_of(digits: np.uint64) -> int:
-    return int(int(digits).to_bytes(8, "big"), 16)
-
-
 def _digits_across(words: NDArray[np.uint64], index: Ints) -> NDArray[np.uint64]:
     """The eight bytes that begin with the last byte of each word, first byte highest."""
     first = words[index].byteswap() & np.uint64(0xFF)
@@ -520,3 +517,12 @@ def _hexadecimal(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
     spread = (spread | (spread << np.uint64(4))) & _EVERY_0F
     is_letter = ((spread + _EVERY_01 * np.uint64(6)) >> np.uint64(4)) & _EVERY_01
     return np.asarray(spread + _EVERY_01 * np.uint64(0x30) + is_letter * np.uint64(0x27))
+
+
+def _numbers_of(digits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The numbers that `_hexadecimal` makes these digits of; any for what are no such digits."""
+    is_letter = (digits >> np.uint64(6)) & _EVERY_01
+    spread = (digits & _EVERY_0F) + is_letter * np.uint64(9)
+    spread = (spread | (spread >> np.uint64(4))) & np.uint64(0x00FF00FF00FF00FF)
+    spread = (spread | (spread >> np.uint64(8))) & np.uint64(0x0000FFFF0000FFFF)
+    return np.asarray((spread | (spread >> np.uint64(16))) & np.uint64(0xFFFFFFFF))

@@ -82,8 +82,8 @@ def test_trying_a_failed_sync_again_is_found_by_failed_syncs(monkeypatch):
 def test_a_checksum_without_the_header_is_found_by_bit_flips(monkeypatch):
     header_bytes = 88
 
-    def without_header(data: bytes | memoryview) -> int:
-        return crc32c(data[header_bytes:])
+    def without_header(data: bytes | memoryview, value: int = 0) -> int:
+        return crc32c(data[header_bytes:], value)
 
     monkeypatch.setattr(scan, "crc32c", without_header)
     monkeypatch.setattr(

@@ -60,18 +60,21 @@ def walk(
     }
     with many_at_a_time():
         fast = as_lists(scan.scan(window, window_offset, **where))
+    with many_at_a_time(are_short=False):
+        assert fast == as_lists(scan.scan(window, window_offset, **where))
     assert fast == as_lists(scan.scan(window, window_offset, **where))
     assert fast == walk_plainly(window, window_offset, **where)
     return fast
 
 
 @contextmanager
-def many_at_a_time() -> Iterator[None]:
-    """Units are checked together however few there are, two of a length at once."""
+def many_at_a_time(*, are_short: bool = True) -> Iterator[None]:
+    """Units are checked together however few there are, with one sum of all where they count as
+    short ones.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "_LEAST_RUN_BYTES", 0)
-        patch.setattr(scan, "_LEAST_COPIED", 1)
-        patch.setattr(scan, "_COPIED_TOGETHER", 2)
+        patch.setattr(scan, "_SHORT_UNIT_BYTES", 1 << 40 if are_short else 0)
         yield
 
 

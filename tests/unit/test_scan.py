@@ -661,6 +661,58 @@ def test_our_units_are_checked_many_at_a_time_whatever_is_in_them(monkeypatch):
     assert judged.count == 1, "only what ends the run is judged alone"
 
 
+def test_units_of_one_message_are_checked_in_one_pass(monkeypatch):
+    log = Log()
+    for number in range(100):
+        log.ours([message(bytes([number]) * number)])
+    sums = Calls(monkeypatch, "crc32c")
+
+    found = scan.scan(log.filled(1 << 20), 0, begin=0, segment_end=1 << 20)
+
+    assert found.record_offsets.tolist() == log.places
+    assert sums.count == 1
+
+
+@pytest.mark.parametrize("wrong", [(0,), (40,), (99,), (7, 8), (98, 99), tuple(range(3, 90))])
+@pytest.mark.parametrize("where", ["first word", "body", "last word of the sum", "seal"])
+def test_the_walk_ends_at_the_first_wrong_unit_of_many_that_are_checked_in_one_pass(wrong, where):
+    log = Log()
+    for number in range(100):
+        log.ours([message(bytes([number]) * 100)])
+    raw = bytearray(log.filled(1 << 20))
+    behind = [*log.places[1:], log.end]
+    for number in wrong:
+        begin, end = log.places[number], behind[number]
+        at = {
+            "first word": begin + 8,  # the CRC of the body
+            "body": begin + 150,
+            "last word of the sum": end - 10,
+            "seal": end - 9,
+        }[where]
+        raw[at] ^= 1
+
+    found = walk(bytes(raw), segment_end=1 << 20)
+
+    assert (found.end, found.stop) == (log.places[wrong[0]], Stop.DAMAGED)
+
+
+def test_a_seal_of_other_digits_for_the_same_number_is_none():
+    log = Log()
+    for number in range(100):
+        log.ours([message(bytes([number]) * 100)])
+    raw = bytearray(log.filled(1 << 20))
+    ends = [*log.places[1:], log.end]
+    # an upper-case digit, and bytes whose low halves and bit 6 make the same number
+    number = next(index for index, end in enumerate(ends) if chr(raw[end - 2]) in "abcdef")
+    for other in (raw[ends[number] - 2] ^ 0x20, raw[ends[number] - 2] ^ 0x80):
+        changed = bytearray(raw)
+        changed[ends[number] - 2] = other
+
+        found = walk(bytes(changed), segment_end=1 << 20)
+
+        assert (found.end, found.stop) == (log.places[number], Stop.DAMAGED)
+
+
 def test_records_are_only_looked_for_by_their_magic_where_their_items_do_not_lead_to_them(
     monkeypatch,
 ):
