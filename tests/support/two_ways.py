@@ -255,4 +255,16 @@ def _inflated(answer: bytes) -> bytes:
     head, end, body = answer.partition(b"\r\n\r\n")
     if b"\r\ncontent-encoding: gzip" not in head or not body:
         return answer
+    if b"\r\ntransfer-encoding: chunked" in head:
+        body = _unchunked(body)
     return _LENGTH.sub(b"content-length: made up", head) + end + gzip.decompress(body)
+
+
+def _unchunked(body: bytes) -> bytes:
+    """The bytes of all chunks, of which large answers have several."""
+    chunks = []
+    while size := int(body[: body.index(b"\r\n")], 16):
+        at = body.index(b"\r\n") + 2
+        chunks.append(body[at : at + size])
+        body = body[at + size + 2 :]
+    return b"".join(chunks)
