@@ -64,21 +64,23 @@ def _bar(tasks: Tasks, what: str, unit: str, console: Console, done: threading.E
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn(f"{{task.completed}}/{{task.total}} {unit}"),
+        TextColumn("{task.fields[counted]}"),
     )
     with Progress(*parts, TimeElapsedColumn(), console=console, transient=True) as progress:
-        shown_task = progress.add_task(what, total=None)
+        shown_task = progress.add_task(what, total=None, counted="")
         while not done.wait(_LOOK_SECONDS):
             finished, known = tasks()
-            progress.update(shown_task, completed=finished, total=known or None)
+            counted = f"{finished}/{known} {unit}" if known else ""
+            progress.update(shown_task, completed=finished, total=known or None, counted=counted)
 
 
 def _lines(tasks: Tasks, what: str, unit: str, console: Console, done: threading.Event) -> None:
     begun = monotonic()
     while not done.wait(_LINE_SECONDS):
         finished, known = tasks()
+        counted = f"{finished} of {known} {unit}, " if known else ""
         console.print(
-            f"{what}: {finished} of {known} {unit}, {monotonic() - begun:.0f} s",
+            f"{what}: {counted}{monotonic() - begun:.0f} s",
             markup=False,
             highlight=False,
         )

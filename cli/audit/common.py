@@ -135,7 +135,7 @@ def log_of_spark(asked: Path | None) -> Iterator[Path]:
     """The log file of Java and Spark: the requested one, or a temporary one, which stays if the
     command fails.
     """
-    path = asked or Path(tempfile.gettempdir()) / f"escrowmq-audit-{os.getpid()}.log"
+    path = asked or _temporary_log()
     says_why = False
     try:
         yield path
@@ -148,6 +148,13 @@ def log_of_spark(asked: Path | None) -> Iterator[Path]:
     finally:
         if asked is None and not says_why:
             path.unlink(missing_ok=True)
+
+
+def _temporary_log() -> Path:
+    """An empty file, which other users of the machine cannot have made before."""
+    file, path = tempfile.mkstemp(prefix="escrowmq-audit-", suffix=".log")
+    os.close(file)
+    return Path(path)
 
 
 def status_of(report: dict[str, Any]) -> Exit:

@@ -139,7 +139,7 @@ class Client:
             response = self._request(request)
         except LOST as error:
             raise error_from(error, request["url"].removesuffix(call.path)) from error
-        except httpx.InvalidURL as error:
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise ValueError(f"{call.operation}: {error}") from error
         return read(response, call.parse)
 

@@ -1,0 +1,44 @@
+"""What an audit says of its progress on the terminal, and where the log of Spark is meanwhile."""
+
+import os
+import re
+import stat
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from audit.report import progress
+from cli.audit.common import log_of_spark
+from tests.support.http import until
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_tasks_are_counted_once_some_are_known(monkeypatch, is_terminal):
+    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "_LOOK_SECONDS", 0.01)
+    shown, known = StringIO(), [(0, 0)]
+    console = Console(file=shown, force_terminal=is_terminal, width=100)
+
+    with progress.shown(lambda: known[0], "reading", console=console):
+        until(lambda: shown.getvalue().count("reading") > 2, "it is shown without a task")
+        before = shown.getvalue()
+        known[0] = (3, 7)
+        until(lambda: re.search(r"3( of |/)7 tasks", shown.getvalue()), "tasks are counted")
+
+    assert not re.search(r"tasks|None", before)
+
+
+def test_the_temporary_log_of_spark_is_a_new_file_of_this_user_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    with log_of_spark(None) as one, log_of_spark(None) as other:
+        found = [one.stat(), other.stat()]
+
+        assert one != other
+        assert {one.parent, other.parent} == {tmp_path}
+
+    assert [(stat.S_IMODE(each.st_mode), each.st_uid) for each in found] == [
+        (0o600, os.getuid())
+    ] * 2
+    assert list(tmp_path.iterdir()) == []
