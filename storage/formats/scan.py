@@ -483,7 +483,7 @@ def _sums_match_together(
         last = behind[some] - base - 1
         copy[last - 1] = (copy[last - 1] & _SEVEN_BYTES) | (registers[some] << np.uint64(56))
         copy[last] = registers[some] >> np.uint64(8)
-        if crc32c(copy, _ZERO_REGISTER) != _ZERO_REGISTER:
+        if crc32c(copy.data, _ZERO_REGISTER) != _ZERO_REGISTER:
             return False
     return True
 
