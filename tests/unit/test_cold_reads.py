@@ -19,7 +19,11 @@ from tests.support.builders import messages
 QUEUE = QueueId("orders", 0)
 FEW = {"max_messages": 3, "max_bytes": 1 << 20}
 OPTIONS = LocalStoreOptions(
-    segment_bytes=16_384, prepare_ahead_bytes=8_192, index_slots=16, index_file_entries=40
+    segment_bytes=16_384,
+    prepare_ahead_bytes=8_192,
+    index_slots=16,
+    index_file_entries=40,
+    queue_flush_interval_ms=600_000,  # the key index reads the log when it is written
 )
 
 
