@@ -63,6 +63,9 @@ class FaultyFile:
     def drop_cache(self) -> None:
         self._inner.drop_cache()
 
+    def fetch(self, offset: int, length: int) -> None:
+        self._inner.fetch(offset, length)
+
     def map(self) -> MappedRegion:
         self._plan("map", self._path)
         return self._inner.map()

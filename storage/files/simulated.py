@@ -314,6 +314,9 @@ class SimulatedFile:
     def drop_cache(self) -> None:
         self._inode.drop_cache()
 
+    def fetch(self, offset: int, length: int) -> None:
+        """Do nothing: there is no disk to wait for."""
+
     def map(self) -> SimulatedRegion:
         return SimulatedRegion(self._disk, self._inode)
 

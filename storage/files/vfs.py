@@ -121,6 +121,9 @@ class File(Protocol):
     def drop_cache(self) -> None:
         """Forget cached pages that are on disk, so that the next read sees what the disk has."""
 
+    def fetch(self, offset: int, length: int) -> None:
+        """Let the page cache get these bytes, which will be read soon. Does not wait for it."""
+
     def map(self) -> MappedRegion: ...
 
     def close(self) -> None: ...
@@ -329,6 +332,9 @@ class _OsFile:
 
     def drop_cache(self) -> None:
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def fetch(self, offset: int, length: int) -> None:
+        os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_WILLNEED)
 
     def map(self) -> _OsRegion:
         return _OsRegion(self._fd, self.size())

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from contextlib import asynccontextmanager
 from pathlib import PurePath
 
@@ -15,6 +16,7 @@ from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from storage.store_status import ReadStatistics
 from tests.support.builders import messages
+from tests.support.http import until
 
 QUEUE = QueueId("orders", 0)
 FEW = {"max_messages": 3, "max_bytes": 1 << 20}
@@ -149,3 +151,42 @@ async def test_where_the_file_system_does_not_say_what_is_cached_there_are_no_fi
         await read(store)
 
         assert store.status().reads is None
+
+
+def test_what_is_fetched_is_read_without_a_wait_soon(tmp_path):
+    path = PurePath(tmp_path) / "file"
+    file = OsVfs().open(path, create=True)
+    file.extend(1 << 20)
+    file.write(0, bytes(range(256)) * 4096)
+    file.sync()
+    file.drop_cache()
+    if file.read_cached(0, 1) is not None:
+        file.close()
+        pytest.skip("the file system of this folder has no cache that can be dropped")
+
+    file.fetch(0, 1 << 20)
+
+    until(lambda: file.read_cached((1 << 20) - 4096, 4096) is not None, "its end is there")
+    file.close()
+
+
+async def test_a_start_has_the_disk_fetch_what_is_behind_each_piece_of_the_log(
+    tmp_path, monkeypatch
+):
+    async with opened(tmp_path) as store:
+        await fill(store)
+    shutil.rmtree(tmp_path / "snapshots")
+    segments = len(os.listdir(tmp_path / "commitlog"))
+    fetched = []
+    advise = os.posix_fadvise
+
+    def noted(descriptor, offset, length, advice):
+        if advice == os.POSIX_FADV_WILLNEED:
+            fetched.append(offset)
+        advise(descriptor, offset, length, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+
+    async with opened(tmp_path):
+        assert len(fetched) > segments // 2 > 2
+        assert all(fetched)

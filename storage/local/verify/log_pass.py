@@ -151,6 +151,7 @@ class LogWalk:
         """
         data, error = read_readable(file, offset - segment.begin, length)
         if error is None:
+            file.fetch(offset - segment.begin + length, length)  # while these are checked
             return data, ""
         failed_at = offset + len(data)
         if not self._counts_as_damage(file, segment.path, failed_at - segment.begin):
