@@ -75,8 +75,10 @@ class Segment:
         with self.use() as file:
             return self.read_from(file, offset, length)
 
-    def read_on(self, offset: int, length: int) -> bytes:
-        """As `read`, of a walk along the log: the disk gets ready as much behind it meanwhile."""
+    def read_sequential(self, offset: int, length: int) -> bytes:
+        """As `read`, of a walk along the log: the page cache gets as many bytes behind these, while
+        the caller works on these.
+        """
         with self.use() as file:
             data = self.read_from(file, offset, length)
             file.fetch(offset + length, length)

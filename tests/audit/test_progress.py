@@ -1,4 +1,4 @@
-"""What an audit says of its progress on the terminal, and where the log of Spark is meanwhile."""
+"""The progress of an audit on the terminal, and the temporary log of Spark."""
 
 import os
 import re

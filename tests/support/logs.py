@@ -75,6 +75,7 @@ def many_at_a_time(*, are_short: bool = True) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "_LEAST_RUN_BYTES", 0)
         patch.setattr(scan, "_SHORT_UNIT_BYTES", 1 << 40 if are_short else 0)
+        patch.setattr(scan, "_COPIED_BYTES", 1_000)  # several copies, of a few units each
         yield
 
 

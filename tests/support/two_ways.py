@@ -263,8 +263,10 @@ def _inflated(answer: bytes) -> bytes:
 def _unchunked(body: bytes) -> bytes:
     """The bytes of all chunks, of which large answers have several."""
     chunks = []
-    while size := int(body[: body.index(b"\r\n")], 16):
-        at = body.index(b"\r\n") + 2
-        chunks.append(body[at : at + size])
-        body = body[at + size + 2 :]
-    return b"".join(chunks)
+    while True:
+        digits, _, body = body.partition(b"\r\n")
+        size = int(digits, 16)
+        if not size:
+            return b"".join(chunks)
+        chunks.append(body[:size])
+        body = body[size + 2 :]

@@ -35,7 +35,7 @@ def windows(segments: Segments, begin: int, end: int) -> Iterator[Window]:
         segment = segments.find(at)
         offset = at - at % unit.ALIGNMENT
         length = min(window_bytes, min(end, segment.end_offset) - offset)
-        data = segment.read_on(offset - segment.base_offset, length)
+        data = segment.read_sequential(offset - segment.base_offset, length)
         found = scan.scan(data, offset, begin=at, segment_end=segment.end_offset)
         yield Window(data, offset, found)
         if found.stop is Stop.END_OF_FILE:

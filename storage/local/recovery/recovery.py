@@ -544,7 +544,7 @@ def _walk(
     while end < segments.end_offset:
         segment = segments.find(end)
         window_offset = end - end % unit.ALIGNMENT
-        window = segment.read_on(window_offset - segment.base_offset, window_bytes)
+        window = segment.read_sequential(window_offset - segment.base_offset, window_bytes)
         found = scan.scan(
             window, window_offset, begin=end, segment_end=segment.end_offset, epoch=epoch
         )

@@ -80,7 +80,7 @@ def survey(segments: Segments, place: int | None, progress: Progress) -> Survey:
         if place is not None and at < place < segment.end_offset:
             # so that the walk stops there, where it is a border
             length = min(length, place - offset)
-        window = segment.read_on(offset - segment.base_offset, length)
+        window = segment.read_sequential(offset - segment.base_offset, length)
         found = scan.scan(
             window, offset, begin=at, segment_end=segment.end_offset, epoch=walk.border.epoch
         )
