@@ -34,6 +34,7 @@ class RegistryComponent(Component):
         self._producer_groups = producer_groups
         self._consumer_groups = consumer_groups
         self._found = found
+        self._is_away = False  # a server
 
     async def start(self) -> None:
         await self._topics.open(self._found())
@@ -47,13 +48,19 @@ class RegistryComponent(Component):
         yield Loop("registry", self._watch, _INTERVAL_MS, check="registry")
 
     async def _watch(self) -> None:
-        """Log when the database is not the one that was opened any more, and when it is again."""
-        before = self._database.lost
+        """Log when the database cannot be reached, or is not the one that was opened any more, and
+        when it is again.
+        """
+        was_away, before = self._is_away, self._database.lost
         try:
             lost = await self._database.check()
-        except RegistryUnavailable:
-            return  # a server that cannot be reached: changes are refused, and what exists goes on
+        except RegistryUnavailable as error:  # changes are refused, and what exists goes on
+            self._is_away = True
+            if not was_away:
+                log.warning("registry_away", reason=str(error))
+            return
+        self._is_away = False
         if lost is not None and before is None:
             log.critical("registry_lost", reason=lost)
-        elif lost is None and before is not None:
+        elif lost is None and (before is not None or was_away):
             log.warning("registry_back")

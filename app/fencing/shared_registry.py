@@ -20,9 +20,6 @@ from app.replicas.promise import CannotPromote, LogPlace, Promise
 from app.replicas.promotion import Claim
 from storage.errors import LaterRegistry, RegistryUnavailable, StorageFull
 
-# of libpq, in the URL: a server that does not answer is one that is away
-_PATIENCE = {"connect_timeout": "10", "tcp_user_timeout": "10000"}
-
 
 class SharedRegistry:
     """The entry of the leader, as a node that is to be promoted finds it."""
@@ -86,9 +83,7 @@ class SharedRegistry:
     @asynccontextmanager
     async def _row(self, *, is_migrated: bool) -> AsyncIterator[LeaderRow]:
         """`is_migrated`: bring its tables up to date first. Raises CannotPromote."""
-        url = make_url(self._url)
-        patient = url.update_query_dict({**_PATIENCE, **url.query})
-        database = Database(patient.render_as_string(hide_password=False))
+        database = Database(self._url)
         try:
             if is_migrated:
                 await database.open()

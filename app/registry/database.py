@@ -8,14 +8,19 @@ that is asked before and after each change.
 One connection, because older SQLite libraries have a bug that two writing ones can meet (fixed in
 3.51.3). The rest of the settings are for durability: write-ahead log, FULL sync, no memory map (a
 full disk would kill the process; the one that SQLite makes anyway has its blocks from the start).
+
+A server may also neither answer nor refuse: its machine hangs, or a lock is held. So each piece of
+work has a limit of time, by which its connection is cut; the next one makes another.
 """
 
 import asyncio
 import mmap
 import os
+import socket
 import sqlite3
+import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -34,6 +39,7 @@ from sqlalchemy import (
     event,
     func,
     inspect,
+    make_url,
     select,
 )
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -96,6 +102,12 @@ _SQLITE: dict[str, Any] = {"poolclass": StaticPool, "connect_args": {"check_same
 # replaced.
 _SERVER: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_pre_ping": True}
 
+_PATIENCE_S = 5.0  # for a piece of work, its turn and a connection; as SQLite's busy_timeout
+_PATIENCE_AT_START_S = 60.0  # another process may be migrating the tables
+# at the server, which would go on waiting for a lock when the connection is cut
+_STATEMENT_LIMIT_MS = 4_000
+_LOCK_LIMIT_MS = 50_000  # at a start
+
 
 class Database:
     """Opened with `open`; every statement runs on its own thread."""
@@ -107,10 +119,19 @@ class Database:
         self.lost: str | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         is_sqlite = url.startswith("sqlite")
-        self._engine = create_engine(url, **(_SQLITE if is_sqlite else _SERVER))
+        self._socket: socket.socket | None = None  # of the connection to a server
+        self._until_s = 0.0  # so long the caller of what the thread does waits
         if is_sqlite:
+            self._engine = create_engine(url, **_SQLITE)
             event.listen(self._engine, "connect", _set_up_sqlite)
             event.listen(self._engine, "begin", _begin_immediately)
+        else:
+            patient = make_url(url)
+            if "connect_timeout" not in patient.query:
+                patient = patient.update_query_dict({"connect_timeout": f"{_PATIENCE_S:.0f}"})
+            self._engine = create_engine(patient, **_SERVER)
+            # first: SQLAlchemy's own listener has questions to a new server
+            event.listen(self._engine, "connect", self._note_connection, insert=True)
 
         self._path = self._engine.url.database if is_sqlite else None
         self._file: tuple[int, int] | None = None  # device and inode of the file that was opened
@@ -123,7 +144,7 @@ class Database:
         Raises RegistryUnavailable, LaterRegistry among them; StorageFull; DatabaseError where the
         file is damaged.
         """
-        self.identity = await self._call(self._open)
+        self.identity = await self._call(self._open, _PATIENCE_AT_START_S)
 
     async def check(self) -> str | None:
         """Compare the database with the one that was opened; the difference, or None. Raises
@@ -141,11 +162,50 @@ class Database:
         return await self._call(partial(self._change, work))
 
     async def aclose(self) -> None:
-        await self._call(self._close)
+        await asyncio.wrap_future(self._submit(self._close, _PATIENCE_S))
         self._thread.shutdown()
 
-    async def _call(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _call(self, work: Callable[[], T], patience_s: float = _PATIENCE_S) -> T:
+        done = asyncio.wrap_future(self._submit(work, patience_s))
+        if self._path is not None:
+            return await done  # SQLite itself gives up in time
+        try:
+            async with asyncio.timeout(patience_s):
+                return await done
+        except TimeoutError as error:
+            raise RegistryUnavailable(
+                "the database that holds topics, groups and schedules does not answer; messages of "
+                "existing topics are not affected"
+            ) from error
+
+    def _submit(self, work: Callable[[], T], patience_s: float) -> Future[T]:
+        """Have `work` done on the thread, which it does not hold for ever, even if its caller waits
+        for it no more.
+        """
+        job = self._thread.submit(self._do, work, time.monotonic() + patience_s)
+        loop = asyncio.get_running_loop()
+
+        def cut() -> None:
+            connected = self._socket
+            if connected is not None and job.running():
+                with suppress(OSError):  # it is cut already
+                    connected.shutdown(socket.SHUT_RDWR)
+            if not job.done():  # it has its turn later, or has another connection by then
+                loop.call_later(patience_s, cut)
+
+        loop.call_later(patience_s, cut)
+        return job
+
+    def _do(self, work: Callable[[], T], until_s: float) -> T:
+        self._until_s = until_s
+        return work()
+
+    def _note_connection(self, connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        # A descriptor of our own: the number of the driver's may be that of another connection
+        # of the process by the time that this one is cut.
+        before, self._socket = self._socket, socket.socket(fileno=os.dup(connection.fileno()))
+        if before is not None:
+            before.close()
 
     def _open(self) -> str:
         identity = self._in_transaction(bring_up_to_date)
@@ -177,6 +237,8 @@ class Database:
 
     def _close(self) -> None:
         self._engine.dispose()
+        if self._socket is not None:
+            self._socket.close()
         # Not before: to close a descriptor of a file ends all locks of the process on it.
         if self._index is not None:
             os.close(self._index)
@@ -185,7 +247,7 @@ class Database:
         self._refuse_if_lost()
         try:
             try:
-                result = self._in_transaction(work)
+                result = self._in_transaction(partial(self._limited, work))
             finally:
                 self.changes += 1
         except DatabaseError as error:
@@ -205,7 +267,7 @@ class Database:
 
     def _check(self) -> None:
         self.lost = (
-            self._in_transaction(self._other_tables)
+            self._in_transaction(partial(self._limited, self._other_tables))
             if self._path is None
             else self._other_file(self._path)
         )
@@ -225,6 +287,24 @@ class Database:
         if connection.scalar(select(registry_identity.c.identity)) != self.identity:
             return "the tables of the registry were replaced by others"
         return None
+
+    def _limited(self, work: Callable[[Connection], T], connection: Connection) -> T:
+        """`work`, with a limit of the server for each statement, and only while its caller waits:
+        what was refused is not made afterwards over another connection.
+
+        Such a limit of the connection would be lost behind a pooler.
+        """
+        if self._path is not None:
+            return work(connection)
+        self._refuse_if_late()
+        connection.exec_driver_sql(f"SET LOCAL statement_timeout TO {_STATEMENT_LIMIT_MS}")
+        result = work(connection)
+        self._refuse_if_late()
+        return result
+
+    def _refuse_if_late(self) -> None:
+        if time.monotonic() >= self._until_s:
+            raise RegistryUnavailable
 
     def _in_transaction(self, work: Callable[[Connection], T]) -> T:
         try:
@@ -250,6 +330,7 @@ def bring_up_to_date(connection: Connection) -> str:
     """
     # of SQLite the transaction has been the only one since it began
     if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout TO {_LOCK_LIMIT_MS}")
         connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
     known = inspect(connection).get_table_names()
     if not known:

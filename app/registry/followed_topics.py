@@ -9,19 +9,18 @@ from typing import Any
 
 import msgspec
 import structlog
-from sqlalchemy import URL, create_engine, make_url, select
+from sqlalchemy import Connection, create_engine, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from app.registry.database import rows
+from app.registry.database import Database, rows
 from app.registry.tables import topics as table
 from app.registry.topics import KnownTopics, Topic, TopicSettings
 from storage.clock import Clock
-from storage.errors import InvalidRequest
+from storage.errors import InvalidRequest, RegistryUnavailable
 from storage.store import MessageStore
 
 _SERVER_MS = 5_000  # so often a database is asked
-_CONNECT_S = 5  # an orderly end waits for a connection that is being made
 
 log = structlog.get_logger()
 
@@ -52,10 +51,15 @@ class FollowedTopics(KnownTopics):
             found = await asyncio.to_thread(self._version)
             if found == self._last and store is self._store:
                 return
-            topics = await asyncio.to_thread(self._read)
+            topics = await self._read()
         except FileNotFoundError:
             return  # the service has not sent it yet
-        except (OSError, SQLAlchemyError, msgspec.ValidationError) as error:
+        except (
+            OSError,
+            RegistryUnavailable,
+            SQLAlchemyError,
+            msgspec.ValidationError,
+        ) as error:
             self._note_failure(str(error).partition("\n")[0])
             return
         self._last, self._store, self._failure = found, store, ""
@@ -76,28 +80,36 @@ class FollowedTopics(KnownTopics):
         found = os.stat(self._file)
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    def _read(self) -> list[Topic]:
-        of_server = {} if self._file else {"connect_timeout": _CONNECT_S}
-        engine = create_engine(self._readable_url(), poolclass=NullPool, connect_args=of_server)
-        with engine.connect() as connection:
-            query = select(table).where(table.c.is_being_deleted.is_(False))
-            return [_topic_of(values) for values in rows(connection, query)]
+    async def _read(self) -> list[Topic]:
+        if self._file is not None:
+            return await asyncio.to_thread(self._read_copy, self._file)
+        database = Database(self._url.render_as_string(hide_password=False))
+        try:
+            return await database.run(_topics_in)
+        finally:
+            await database.aclose()
 
-    def _readable_url(self) -> URL:
+    def _read_copy(self, file: str) -> list[Topic]:
         """A copied file is replaced, and never changes: it is read without locks, and without files
         beside it.
         """
-        if self._file is None:
-            return self._url
-        return self._url.set(
-            database=f"file:{self._file}", query={"mode": "ro", "immutable": "1", "uri": "true"}
+        query = {"mode": "ro", "immutable": "1", "uri": "true"}
+        engine = create_engine(
+            self._url.set(database=f"file:{file}", query=query), poolclass=NullPool
         )
+        with engine.connect() as connection:
+            return _topics_in(connection)
 
     def _note_failure(self, reason: str) -> None:
         """Log each reason once: it may last."""
         if reason != self._failure:
             self._failure = reason
             log.warning("followed_topics_not_read", reason=reason)
+
+
+def _topics_in(connection: Connection) -> list[Topic]:
+    query = select(table).where(table.c.is_being_deleted.is_(False))
+    return [_topic_of(values) for values in rows(connection, query)]
 
 
 def _topic_of(values: dict[str, Any]) -> Topic:

@@ -11,11 +11,10 @@ from app.replicas.leader import Leader
 
 # No crash of the server may take what a promotion relies on, whatever it is set to; and a machine
 # that is lost in the middle of a change holds the row for so long, not until its connection is
-# known to be dead.
+# known to be dead: for less than another one waits for it (`database.py`).
 _CAREFULLY = (
     "SET LOCAL synchronous_commit TO on",
-    "SET LOCAL idle_in_transaction_session_timeout TO '5s'",
-    "SET LOCAL lock_timeout TO '10s'",
+    "SET LOCAL idle_in_transaction_session_timeout TO '2s'",
 )
 
 

@@ -1,5 +1,6 @@
 """The service whose registry stands on a PostgreSQL server, which may be away."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,52 @@ def test_what_was_configured_is_there_after_a_kill_and_a_server_that_was_away_is
             assert ok(api.post("/v1/topics/Orders.eu/messages", json={"payload": "x"}), 201)
         ok(api.post("/v1/topics", json={"topic": "later"}), 201)
         assert not (tmp_path / "data" / "registry.db").exists()
+
+
+def test_a_server_that_hangs_is_one_that_is_away_and_keeps_no_service_from_stopping(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    with service(tmp_path, url) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+
+        with postgresql.frozen(), ThreadPoolExecutor() as threads:
+            begun = [threads.submit(assert_no_topic_is_made, server, "later") for _ in range(3)]
+            assert ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
+            for one in begun:
+                one.result()
+            assert ok(api.get("/readyz"))
+            until(lambda: "registry_away" in server.log(), "the log says so")
+        until(lambda: "registry_back" in server.log(), "it is found again")
+        # what was refused was not done afterwards
+        ok(api.post("/v1/topics", json={"topic": "later"}), 201)
+
+        with postgresql.frozen():
+            assert_no_topic_is_made(server, "never")
+            assert server.terminate() == 0
+
+
+def assert_no_topic_is_made(server: Server, topic: str) -> None:
+    with server.client() as api:
+        refused = api.post("/v1/topics", json={"topic": topic})
+    assert "answer" in assert_problem(refused, 503, "registry_unavailable")["detail"]
+
+
+def test_a_table_that_another_client_of_the_server_locks_is_given_up_and_not_waited_for(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    engine = create_engine(url)
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with service(tmp_path, url) as server, server.client() as api:
+        with engine.begin() as other:
+            other.execute(text("LOCK TABLE topics"))
+            for _ in range(2):
+                refused = api.post("/v1/topics", json={"topic": "orders"})
+                assert_problem(refused, 503, "registry_unavailable")
+            until(lambda: not other.scalar(waiting), "no connection of the service waits")
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+    engine.dispose()
 
 
 def test_machines_with_one_registry_hand_over_and_a_lost_one_is_replaced(postgresql, tmp_path):

@@ -5,10 +5,11 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
+from signal import SIGCONT, SIGSTOP
 from types import TracebackType
 
 from sqlalchemy import create_engine
@@ -83,6 +84,30 @@ class PostgreSql:
             yield
         finally:
             self._start()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Every process of it is stopped until the end of the block: it takes connections and
+        requests, and answers none.
+        """
+        first = int((self._folder / "data" / "postmaster.pid").read_text().split()[0])
+        stopped = []
+
+        def stop(pid: int) -> None:
+            os.kill(pid, SIGSTOP)
+            stopped.append(pid)
+
+        try:
+            stop(first)  # so that there are no new ones
+            children = Path(f"/proc/{first}/task/{first}/children").read_text()
+            for child in map(int, children.split()):
+                with suppress(ProcessLookupError):
+                    stop(child)
+            yield
+        finally:
+            for pid in reversed(stopped):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, SIGCONT)
 
     def _start(self) -> None:
         environment = {

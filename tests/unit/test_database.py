@@ -37,6 +37,44 @@ async def test_all_that_open_an_empty_database_at_once_find_its_tables(postgresq
             await one.aclose()
 
 
+@pytest.mark.xdist_group("postgresql")
+async def test_a_change_that_was_refused_is_not_made_when_the_server_answers_again(postgresql):
+    database = Database(postgresql.new_database())
+    await database.open()
+
+    with postgresql.frozen(), pytest.raises(RegistryUnavailable, match="does not answer"):
+        await database.run(added(1))
+
+    assert await count(database) == 0
+    await database.aclose()
+
+
+async def test_a_pooler_whose_server_hangs_is_given_up_and_does_not_keep_the_database_open():
+    logged_in = b"R\0\0\0\x08\0\0\0\0" + b"Z\0\0\0\x05I"
+    writers = []
+
+    async def log_in(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        while request := await reader.read(1 << 12):
+            if len(request) == 8:  # for encryption
+                writer.write(b"N")
+            elif b"user\0" in request:
+                writer.write(logged_in)
+
+    server = await asyncio.start_server(log_in, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    database = Database(f"postgresql+psycopg://escrowmq@127.0.0.1:{port}/escrowmq")
+
+    with pytest.raises(RegistryUnavailable, match="does not answer"):
+        await count(database)
+
+    await database.aclose()
+    assert len(writers) == 1, "it was logged in"
+    server.close()
+    for writer in writers:
+        writer.close()
+
+
 async def allow_pages(database: Database, more: int) -> None:
     """So many beyond what the database has now."""
 
