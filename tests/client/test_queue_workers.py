@@ -549,6 +549,26 @@ def test_heartbeats_that_are_answered_at_once_have_a_pause_between_them(topic, h
     assert beats[3] - beats[0] > 1.5
 
 
+def test_a_worker_that_is_forgotten_again_and_again_joins_with_pauses(topic, http, work):
+    joins: list[float] = []
+
+    def forgetful(request: httpx.Request) -> httpx.Response:
+        request.read()
+        if request.url.path.endswith("/heartbeat"):
+            http.delete(request.url.copy_with(path=request.url.path.removesuffix("/heartbeat")))
+        elif request.url.path.endswith("/members"):
+            joins.append(time.monotonic())
+        done = http.request(
+            request.method, request.url, headers=request.headers, content=request.content
+        )
+        return httpx.Response(done.status_code, headers=done.headers, content=done.content)
+
+    running = work(f"of-{topic}", lambda message: None, network=forgetful)
+
+    until(lambda: running.worker and running.worker.stats.joins >= 4, "it joins")
+    assert joins[3] - joins[0] > 1.5
+
+
 def test_a_join_whose_answer_was_lost_leaves_no_second_member(client, topic, server):
     group = f"of-{topic}"
     lost: list[str] = []

@@ -167,7 +167,7 @@ class AsyncQueueWorker:
         while not self._is_stopping:
             again_ms, position = _now_ms() + _PAUSE_MS, self._share.position
             await self._step()
-            if self._share.position == position:
+            if self._share.position == position or not self._share.is_member:
                 await self._pause(again_ms - _now_ms())  # unless the service has waited for so long
 
     async def _step(self) -> None:

@@ -183,7 +183,7 @@ class QueueWorker:
         while not self._is_stopping:
             again_ms, position = _now_ms() + _PAUSE_MS, self._share.position
             self._step(poller)
-            if self._share.position == position:
+            if self._share.position == position or not self._share.is_member:
                 with self._changed:
                     self._pause(again_ms - _now_ms())  # unless the service has waited for so long
 
