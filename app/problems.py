@@ -257,40 +257,57 @@ def as_refusal(error: MessagingError) -> Refusal:
     if isinstance(error, Refusal):
         return error
     code = CODES[type(error)]
+    return Refusal(
+        code, _detail_for_client(error, code), errors=_fields_of(error), context=_context_of(error)
+    )
+
+
+def _detail_for_client(error: MessagingError, code: str) -> str:
+    """The text of the error, unless it is about the service itself: paths are for the log."""
     kind = PROBLEMS[code]
-    fields: list[FieldError] = []
-    context: dict[str, str] = {}
-    detail = error.detail
-    if isinstance(error, errors.InvalidFilter):
-        fields = [FieldError(error.pointer, error.code, detail)]
-        context = {} if error.position is None else {"position": str(error.position)}
-    elif isinstance(error, errors.InvalidRequest):
-        code_of_field = "limit_reached" if isinstance(error, errors.LimitReached) else "invalid"
-        fields = [FieldError(error.pointer, code_of_field, detail)] if error.pointer else []
-    elif isinstance(error, errors.TopicExists):
-        fields = [differs(f"/{name}", *values) for name, values in error.differences.items()]
-    elif isinstance(error, errors.TopicInUse):
-        context = error.uses
-    elif isinstance(error, errors.CheckUrlRefused):
-        fields = [FieldError(error.pointer, "not_allowed", detail)]
-    elif isinstance(error, errors.UnknownReport):
-        context = {"state": error.state} if error.state else {}
-    elif isinstance(error, errors.MessageTooLarge):
-        context = {"limit_bytes": str(error.limit_bytes)}
-    elif isinstance(error, errors.OffsetOutOfRange):
-        context = {"min_offset": str(error.available[0]), "max_offset": str(error.available[1])}
-    elif isinstance(error, errors.TransactionConflict):
-        context = {"state": error.state, "resolved_by": error.resolved_by}
-    elif isinstance(error, errors.TransactionExists | errors.IdempotencyKeyReused):
-        context = error.context
-    elif isinstance(error, errors.RequestClosed):
-        context = {"state": error.state}
-    elif isinstance(error, errors.CorruptRecord):
-        detail = kind.cause  # the file's path is for the log, not for the client
-        context = {"offset": str(error.physical_offset)}
-    elif kind.status == 500:
-        detail = kind.cause
-    return Refusal(code, detail, errors=fields, context=context)
+    is_internal = kind.status == 500 or isinstance(error, errors.CorruptRecord)
+    return kind.cause if is_internal else error.detail
+
+
+def _fields_of(error: MessagingError) -> list[FieldError]:
+    """The fields of the request that the error is about."""
+    match error:
+        case errors.InvalidFilter():
+            return [FieldError(error.pointer, error.code, error.detail)]
+        case errors.LimitReached() if error.pointer:
+            return [FieldError(error.pointer, "limit_reached", error.detail)]
+        case errors.InvalidRequest() if error.pointer:
+            return [FieldError(error.pointer, "invalid", error.detail)]
+        case errors.TopicExists():
+            return [differs(f"/{name}", *values) for name, values in error.differences.items()]
+        case errors.CheckUrlRefused():
+            return [FieldError(error.pointer, "not_allowed", error.detail)]
+    return []
+
+
+def _context_of(error: MessagingError) -> Mapping[str, str]:
+    """The values of the error that a client can go by."""
+    match error:
+        case errors.InvalidFilter() if error.position is not None:
+            return {"position": str(error.position)}
+        case errors.TopicInUse():
+            return error.uses
+        case errors.UnknownReport() if error.state:
+            return {"state": error.state}
+        case errors.MessageTooLarge():
+            return {"limit_bytes": str(error.limit_bytes)}
+        case errors.OffsetOutOfRange():
+            first, end = error.available
+            return {"min_offset": str(first), "max_offset": str(end)}
+        case errors.TransactionConflict():
+            return {"state": error.state, "resolved_by": error.resolved_by}
+        case errors.TransactionExists() | errors.IdempotencyKeyReused():
+            return error.context
+        case errors.RequestClosed():
+            return {"state": error.state}
+        case errors.CorruptRecord():
+            return {"offset": str(error.physical_offset)}
+    return {}
 
 
 def document(
