@@ -14,6 +14,7 @@ a lease that another one has followed has no effect.
 """
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from delivery.leases import events
 from delivery.leases.attempts import Attempt
@@ -26,49 +27,60 @@ from delivery.leases.tasks import Task, TaskState
 from storage.offset_set import OffsetSet
 
 _NO_TIME_MS = -1
-_SETTLING = (events.Acked, events.DeadLettered, events.Discarded)
+
+# changes of one group that are more than settled messages
+_GroupEvent = (
+    events.Leased | events.Extended | events.Expired | events.Returned | events.Released
+    | events.Retried | events.Skipped | events.Damaged | events.Reset | events.TopicDeleted
+    | events.Purged
+)  # fmt: skip
 
 
 def apply(table: LeaseTable, event: AnyLeaseEvent, now: ClockReading) -> None:
     """Apply any event."""
-    if isinstance(event, _SETTLING):  # most often
-        _settle(table.group(event.group), event.runs)
-    elif isinstance(event, events.Deleted):
-        _apply_deleted(table, event, now)
-    elif isinstance(event, events.TaskBegun):
-        table.tasks.add(Task(**{name: getattr(event, name) for name in event.__struct_fields__}))
-    elif isinstance(event, events.TaskEnded):
-        table.tasks.end(event.task_id, event.state, event.ended_at_ms, event.stubs)
-    elif isinstance(event, events.Redriven):
-        _apply_redriven(table, event)
-    else:
-        _apply_to_group(table.group(event.group), event, now)
+    match event:
+        case events.Acked() | events.DeadLettered() | events.Discarded():  # most often
+            _settle(table.group(event.group), event.runs)
+        case events.Deleted():
+            _apply_deleted(table, event, now)
+        case events.TaskBegun():
+            fields = {name: getattr(event, name) for name in event.__struct_fields__}
+            table.tasks.add(Task(**fields))
+        case events.TaskEnded():
+            table.tasks.end(event.task_id, event.state, event.ended_at_ms, event.stubs)
+        case events.Redriven():
+            _apply_redriven(table, event)
+        case _:
+            _apply_to_group(table.group(event.group), event, now)
 
 
-def _apply_to_group(leases: GroupLeases, event: AnyLeaseEvent, now: ClockReading) -> None:
-    if isinstance(event, events.Leased):
-        apply_leased(leases, event, now)
-    elif isinstance(event, events.Retried):
-        if _settle(leases, event.runs):
-            leases.retries.note_put_off(event.waiting, event.generation)
-    elif isinstance(event, events.Purged):
-        leases.dead_letters_gone.add_below(event.before)
-    elif isinstance(event, events.Skipped):
-        _apply_skipped(leases, event)
-    elif isinstance(event, events.Damaged):
-        _apply_damaged(leases, event)
-    elif isinstance(event, events.Expired):
-        _apply_expired(leases, event.runs)
-    elif isinstance(event, events.Returned):
-        _apply_returned(leases, event.messages, now)
-    elif isinstance(event, events.Released):
-        _apply_released(leases, event.messages, now)
-    elif isinstance(event, events.Extended):
-        _apply_extended(leases, event.messages, now)
-    elif isinstance(event, events.Reset):
-        apply_reset(leases, event)
-    elif isinstance(event, events.TopicDeleted):
-        _apply_topic_deleted(leases, event)
+def _apply_to_group(leases: GroupLeases, event: _GroupEvent, now: ClockReading) -> None:
+    match event:
+        case events.Leased():
+            apply_leased(leases, event, now)
+        case events.Retried():
+            if _settle(leases, event.runs):
+                leases.retries.note_put_off(event.waiting, event.generation)
+        case events.Purged():
+            leases.dead_letters_gone.add_below(event.before)
+        case events.Skipped():
+            _apply_skipped(leases, event)
+        case events.Damaged():
+            _apply_damaged(leases, event)
+        case events.Expired():
+            _apply_expired(leases, event.runs)
+        case events.Returned():
+            _apply_returned(leases, event.messages, now)
+        case events.Released():
+            _apply_released(leases, event.messages, now)
+        case events.Extended():
+            _apply_extended(leases, event.messages, now)
+        case events.Reset():
+            apply_reset(leases, event)
+        case events.TopicDeleted():
+            _apply_topic_deleted(leases, event)
+        case _:
+            assert_never(event)
 
 
 def apply_leased(leases: GroupLeases, event: events.Leased, now: ClockReading) -> None:
