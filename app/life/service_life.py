@@ -200,7 +200,7 @@ class ServiceLifecycle:
         if isinstance(error, (StoreClosed, FlushFailed)):
             log.warning("stopped_without_store", error=str(error))  # which says why it has ended
             return
-        exit_code = _exit_code_of(error)
+        exit_code = _exit_code_of_end(error)
         is_bug = exit_code == exit_codes.BUG
         log.error("stop_failed", error=str(error), exc_info=error if is_bug else None)
         if self.exit_code in _ORDERLY:  # the store may have reported it already
@@ -290,40 +290,16 @@ class ServiceLifecycle:
     async def _open_or_fail(self) -> None:
         try:
             await self._open()
-        except DirectoryInUse as error:
-            self._fail(exit_codes.DIRECTORY_IN_USE, error)
-        except Deposed as error:
-            self._fail(exit_codes.DEPOSED, error)
-        except StorageFull as error:
-            self._fail(exit_codes.STORAGE_FAILED, error)
         except FlushFailed as error:
             if self.phase is not Phase.STOPPING:  # it waits for no replicas then
                 self._fail(exit_codes.STORAGE_FAILED, error)
-        except LaterRegistry as error:
-            self._fail(exit_codes.CONFIGURATION, error)
-        except RegistryUnavailable as error:
-            log.warning("registry_unavailable", error=str(error.__cause__))
-            self._fail(exit_codes.NO_REGISTRY, error)
-        except (StorageError, DatabaseError) as error:
-            self._fail(exit_codes.DATA_DAMAGED, error)
-        except (
-            ConfigurationError,
-            PermissionError,
-            NotADirectoryError,
-            FileExistsError,
-            CannotBeMade,
-            CannotOpen,
-            CannotServeReplicas,
-        ) as error:
-            self._fail(exit_codes.CONFIGURATION, error)
-        except OSError as error:
-            self._fail(
-                exit_codes.CONFIGURATION if is_out_of_files(error) else exit_codes.STORAGE_FAILED,
-                error,
-            )
         except Exception as error:
-            log.exception("start_failed")
-            self._fail(exit_codes.BUG, error)
+            exit_code = _exit_code_of_start(error)
+            if exit_code == exit_codes.BUG:
+                log.exception("start_failed")
+            elif exit_code == exit_codes.NO_REGISTRY:
+                log.warning("registry_unavailable", error=str(error.__cause__))
+            self._fail(exit_code, error)
 
     async def _open(self) -> None:
         settings = self.settings
@@ -424,7 +400,7 @@ class ServiceLifecycle:
         self.progress = (walked, to_walk)
 
     def _on_store_failure(self, error: Exception) -> None:
-        self._fail(_exit_code_of(error), error)
+        self._fail(_exit_code_of_end(error), error)
 
     def _fail(self, exit_code: int, error: Exception) -> None:
         self.phase = Phase.FAILED
@@ -481,7 +457,33 @@ class ServiceLifecycle:
                 yield from component.gauges()
 
 
-def _exit_code_of(error: Exception) -> int:
+def _exit_code_of_start(error: Exception) -> int:
+    """The exit code for what made the start fail."""
+    match error:
+        case DirectoryInUse():
+            return exit_codes.DIRECTORY_IN_USE
+        case Deposed():
+            return exit_codes.DEPOSED
+        case LaterRegistry():
+            return exit_codes.CONFIGURATION
+        case RegistryUnavailable():
+            return exit_codes.NO_REGISTRY
+        case StorageFull():
+            return exit_codes.STORAGE_FAILED
+        case StorageError() | DatabaseError():
+            return exit_codes.DATA_DAMAGED
+        case ConfigurationError() | CannotBeMade() | CannotOpen() | CannotServeReplicas():
+            return exit_codes.CONFIGURATION
+        case PermissionError() | NotADirectoryError() | FileExistsError():
+            return exit_codes.CONFIGURATION
+        case OSError() if is_out_of_files(error):
+            return exit_codes.CONFIGURATION
+        case OSError():
+            return exit_codes.STORAGE_FAILED
+    return exit_codes.BUG
+
+
+def _exit_code_of_end(error: Exception) -> int:
     """The exit code for what ended the store, or could not be stopped."""
     is_of_store = isinstance(error, (OSError, StorageError))
     return exit_codes.STORAGE_FAILED if is_of_store else exit_codes.BUG
