@@ -188,38 +188,54 @@ def _move(
     current: int | None,
     same_ends: SameEnds | None,
 ) -> OffsetMove:
-    if place.topic.startswith(names.RETRY_PREFIX):
-        return _not_set(place, offset, current, Outcome.RETRIES)
-    if not names.is_valid_name(place.group):
-        return _not_set(place, offset, current, Outcome.NAME_NOT_ALLOWED)
-    if place.topic not in topics:
-        return _not_set(place, offset, current, Outcome.TOPIC_NOT_FOUND)
+    if (reason := _why_not_set(place, bounds, topics)) is not None:
+        return _not_set(place, offset, current, reason)
     queue = QueueId(place.topic, place.queue_id)
-    found = bounds.get(queue)
-    if found is None:
-        return _not_set(place, offset, current, Outcome.QUEUE_NOT_FOUND)
-    to_offset, outcome, differs_from = offset, Outcome.ADVANCED, None
+    found, differs_from = bounds[queue], None
     reached = min(offset, found.end)
     if same_ends is not None and reached > max(found.first, current or 0):
         differs_from = same_ends[queue]
         if differs_from is None:
             return _not_set(place, offset, current, Outcome.NOT_COMPARED)
-    if differs_from is not None and reached > differs_from:
-        to_offset, outcome = differs_from, Outcome.OTHER_MESSAGES
-    elif offset > found.end:
-        to_offset, outcome = found.end, Outcome.BEYOND_END
-    elif current is not None and offset <= current:
-        to_offset, outcome = current, Outcome.UNCHANGED
-    elif offset < found.first:
-        to_offset, outcome = found.first, Outcome.EXPIRED
-    if current is not None and to_offset < current:
-        to_offset = current
-    move = _not_set(place, offset, current, outcome)
+    to_offset, outcome = _target(offset, found, current, differs_from)
     return msgspec.structs.replace(
-        move,
-        to_offset=to_offset,
+        _not_set(place, offset, current, outcome),
+        to_offset=max(to_offset, current or 0),
         differs_from=differs_from if outcome is Outcome.OTHER_MESSAGES else None,
     )
+
+
+def _why_not_set(
+    place: GroupQueue, bounds: Mapping[QueueId, OffsetRange], topics: set[str]
+) -> Outcome | None:
+    """The reason why the service has no such position, or takes none; None if it does."""
+    if place.topic.startswith(names.RETRY_PREFIX):
+        return Outcome.RETRIES
+    if not names.is_valid_name(place.group):
+        return Outcome.NAME_NOT_ALLOWED
+    if place.topic not in topics:
+        return Outcome.TOPIC_NOT_FOUND
+    if QueueId(place.topic, place.queue_id) not in bounds:
+        return Outcome.QUEUE_NOT_FOUND
+    return None
+
+
+def _target(
+    offset: int, found: OffsetRange, current: int | None, differs_from: int | None
+) -> tuple[int, Outcome]:
+    """The offset at which the group would continue, and why there.
+
+    `differs_from`: the first offset at which the queues differ, as far as they were compared.
+    """
+    if differs_from is not None and min(offset, found.end) > differs_from:
+        return differs_from, Outcome.OTHER_MESSAGES
+    if offset > found.end:
+        return found.end, Outcome.BEYOND_END
+    if current is not None and offset <= current:
+        return current, Outcome.UNCHANGED
+    if offset < found.first:
+        return found.first, Outcome.EXPIRED
+    return offset, Outcome.ADVANCED
 
 
 def _not_set(place: GroupQueue, offset: int, current: int | None, outcome: Outcome) -> OffsetMove:
