@@ -74,23 +74,11 @@ def build(
     tag = None if given.tag is UNSET else check_text(given.tag, "/tag", spaces=False)
     if tag is not None and "|" in tag:
         raise invalid_field("/tag", "invalid_format", "a tag has no |")
-    own = {} if given.properties is UNSET else properties_of(given)
-    if own:
-        check_total(given, own)
+    own = {} if given.properties is UNSET else _own_properties(given)
     if traceparent is not None:
         own = {TRACEPARENT: traceparent, **own}
     delay = _delay(given, topic, now_ms)
-    if transactional:
-        _check_type(topic, "transactional")
-    if delay is not None:
-        if ORDERING_KEY in system:
-            raise UnsupportedCombination(
-                "a delayed message has no ordering_key: its place in the order would be a matter "
-                "of time"
-            )
-        _check_type(topic, "delayed")
-    elif not transactional:
-        _check_type(topic, "fifo" if ORDERING_KEY in system else "normal")
+    _check_types(topic, transactional, delay is not None, ORDERING_KEY in system)
     message = Message(
         queue=_queue(given, topic),
         message_id=message_id,
@@ -129,9 +117,7 @@ def build_reply(
     """
     body, content_type = body_of(given, 1)
     _check_size(body, limit_bytes, "the request's topic")
-    own = {} if given.properties is UNSET else properties_of(given)
-    if own:
-        check_total(given, own)
+    own = {} if given.properties is UNSET else _own_properties(given)
     return body, content_type, own
 
 
@@ -149,6 +135,14 @@ def _key(given: MessageInput) -> str | None:
                 f"/keys/{at}", "not_allowed", f"is the same key as /keys/{first_at[key]}"
             )
     return KEY_SEPARATOR.join(given.keys)
+
+
+def _own_properties(given: PayloadInput) -> dict[str, str]:
+    """The properties that the sender has set. Raises Refusal."""
+    own = properties_of(given)
+    if own:
+        check_total(given, own)
+    return own
 
 
 def _check_size(body: bytes, limit_bytes: int, whose: str) -> None:
@@ -204,12 +198,28 @@ def check_delay_limit(delay_ms: int, topic: Topic, pointer: str) -> None:
         )
 
 
-def _check_type(topic: Topic, kind: MessageType) -> None:
+def _check_types(topic: Topic, transactional: bool, is_delayed: bool, is_ordered: bool) -> None:
+    """Raise UnsupportedCombination where the topic takes no such messages."""
     allowed = topic.settings.message_types
-    if kind not in allowed:
-        raise UnsupportedCombination(
-            f"topic {topic.name} takes {', '.join(allowed)} messages, not {kind}"
-        )
+    if transactional and "transactional" not in allowed:
+        raise _not_taken(topic, "transactional")
+    if is_delayed:
+        if is_ordered:
+            raise UnsupportedCombination(
+                "a delayed message has no ordering_key: its place in the order would be a matter "
+                "of time"
+            )
+        if "delayed" not in allowed:
+            raise _not_taken(topic, "delayed")
+    elif not transactional:
+        kind: MessageType = "fifo" if is_ordered else "normal"
+        if kind not in allowed:
+            raise _not_taken(topic, kind)
+
+
+def _not_taken(topic: Topic, kind: MessageType) -> UnsupportedCombination:
+    allowed = ", ".join(topic.settings.message_types)
+    return UnsupportedCombination(f"topic {topic.name} takes {allowed} messages, not {kind}")
 
 
 def _queue(given: MessageInput, topic: Topic) -> QueueId:
