@@ -111,7 +111,7 @@ class PlainReceiver:
         sure that no other receive claims messages of the group. Raises what `block_now` of the
         store raises.
         """
-        leases, store, now = self._journal.table.find(group), self._store, self._journal.now()
+        leases, now = self._journal.table.find(group), self._journal.now()
         if leases is None or rules.ordered or rules.may_skip or self._has_members(group):
             return None
         if leases.has_due(now.monotonic_ms):
@@ -121,6 +121,25 @@ class PlainReceiver:
                 return None
             if self._cancelled_requests.has_cancelled_request(topic):
                 return None
+        queue = self._next_queue(leases, queues, max_messages)
+        if queue is None:
+            return None
+        block = self._store.block_now(
+            queue.queue, queue.slots.cursor, count=max_messages, max_bytes=max_bytes
+        )
+        if block is None:
+            return None
+        lease = self._randomness.getrandbits(63) or 1
+        return PlainReceive(
+            leases, queue, block, max_messages, lease, lease_ms, now.wall_ms + lease_ms, worker
+        )
+
+    def _next_queue(
+        self, leases: GroupLeases, queues: Mapping[str, Sequence[QueueId]], max_messages: int
+    ) -> QueueLeases | None:
+        """The queue whose turn it is, if it has so many new messages and no other message of the
+        group comes before them.
+        """
         known: list[QueueLeases] = []
         for of_topic in ((leases.retry_queue,), *queues.values()):
             for one in of_topic:
@@ -130,20 +149,11 @@ class PlainReceiver:
                 known.append(queue)
         at = (leases.turn + 1) % len(known)
         for queue in known[at:] + known[:at]:
-            cursor, (first, end) = queue.slots.cursor, store.bounds(queue.queue)
+            cursor, (first, end) = queue.slots.cursor, self._store.bounds(queue.queue)
             if cursor < first or (queue.is_retry and cursor < end):
                 return None
-            if cursor == end:
-                continue
-            if end - cursor < max_messages:
-                return None
-            block = store.block_now(queue.queue, cursor, count=max_messages, max_bytes=max_bytes)
-            if block is None:
-                return None
-            lease = self._randomness.getrandbits(63) or 1
-            return PlainReceive(
-                leases, queue, block, max_messages, lease, lease_ms, now.wall_ms + lease_ms, worker
-            )
+            if cursor < end:
+                return queue if end - cursor >= max_messages else None
         return None
 
     def lease(self, plan: PlainReceive) -> Grant:
