@@ -58,32 +58,15 @@ class ReplicaOptions:
 
     def __post_init__(self) -> None:
         require_at_least(1, self, ("copies", "heartbeat_ms", "max_replicas", "degrade_after_ms"))
-        if self.copies > 1 and not self.ha_host:
-            raise ValueError(f"copies is {self.copies}, so ha_host must be set: replicas have them")
-        if self.copies > self.max_replicas + 1:
-            raise ValueError(f"copies is {self.copies}, max_replicas allows {self.max_replicas}")
-        if self.heartbeat_ms > MAX_HEARTBEAT_MS:
-            raise ValueError(f"heartbeat_ms must be at most {MAX_HEARTBEAT_MS}")
-        if not 0 <= self.ha_port <= 65_535:
-            raise ValueError(f"ha_port must be from 0 to 65535, got {self.ha_port}")
-        if bool(self.tls_certificate) != bool(self.tls_key):
-            raise ValueError("tls_certificate and tls_key are set together, or neither of them")
-        if self.advertise and not self.advertise.startswith(("http://", "https://")):
-            raise ValueError(f"advertise begins with http:// or https://, got {self.advertise!r}")
-        if self.ha_host and not is_loopback(self.ha_host):
-            self._check_beyond_loopback(f"ha_host {self.ha_host}", bool(self.tls_certificate))
+        self._check_copies()
+        self._check_connections()
         if self.primary:
             self.check_primary(self.primary)
         if self.nodes:
             self._check_nodes()
         if self.rocketmq_peers:
             self._check_rocketmq_peers()
-        if self.when_missing is WhenMissing.DEGRADE and not (self.nodes and self.copies > 1):
-            raise ValueError(
-                "when_missing is degrade, so copies must be 2 or more, and nodes must be set"
-            )
-        if 0 < self.failover_after_ms < MIN_FAILOVER_MS or self.failover_after_ms < 0:
-            raise ValueError(f"failover_after_ms must be 0, or at least {MIN_FAILOVER_MS}")
+        self._check_outages()
 
     @property
     def node_name(self) -> str:
@@ -98,6 +81,24 @@ class ReplicaOptions:
         host, _ = split_address(address)
         if not is_loopback(host):
             self._check_beyond_loopback(f"primary {address}", bool(self.tls_authority))
+
+    def _check_copies(self) -> None:
+        if self.copies > 1 and not self.ha_host:
+            raise ValueError(f"copies is {self.copies}, so ha_host must be set: replicas have them")
+        if self.copies > self.max_replicas + 1:
+            raise ValueError(f"copies is {self.copies}, max_replicas allows {self.max_replicas}")
+
+    def _check_connections(self) -> None:
+        if self.heartbeat_ms > MAX_HEARTBEAT_MS:
+            raise ValueError(f"heartbeat_ms must be at most {MAX_HEARTBEAT_MS}")
+        if not 0 <= self.ha_port <= 65_535:
+            raise ValueError(f"ha_port must be from 0 to 65535, got {self.ha_port}")
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ValueError("tls_certificate and tls_key are set together, or neither of them")
+        if self.advertise and not self.advertise.startswith(("http://", "https://")):
+            raise ValueError(f"advertise begins with http:// or https://, got {self.advertise!r}")
+        if self.ha_host and not is_loopback(self.ha_host):
+            self._check_beyond_loopback(f"ha_host {self.ha_host}", bool(self.tls_certificate))
 
     def _check_nodes(self) -> None:
         if len({*self.nodes}) < len(self.nodes) or not all(self.nodes):
@@ -119,6 +120,14 @@ class ReplicaOptions:
                 "rocketmq_peers are set, and a slave of RocketMQ speaks no TLS: unset "
                 "tls_certificate, or rocketmq_peers"
             )
+
+    def _check_outages(self) -> None:
+        if self.when_missing is WhenMissing.DEGRADE and not (self.nodes and self.copies > 1):
+            raise ValueError(
+                "when_missing is degrade, so copies must be 2 or more, and nodes must be set"
+            )
+        if 0 < self.failover_after_ms < MIN_FAILOVER_MS or self.failover_after_ms < 0:
+            raise ValueError(f"failover_after_ms must be 0, or at least {MIN_FAILOVER_MS}")
 
     def _check_beyond_loopback(self, what: str, has_tls: bool) -> None:
         if len(self.secret_text) < _SHORT_SECRET:
