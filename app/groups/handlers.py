@@ -360,7 +360,7 @@ def _view(services: Services, group: ConsumerGroup) -> Group:
             if webhook.disabled_at_ms is None
             else codec.rfc3339(webhook.disabled_at_ms),
         )
-        until_ms = webhook.previous_secret_until_ms
-        if until_ms is not None and services.clock.wall_ms() < until_ms:
+        until_ms = webhook.overlap_until_ms(services.clock.wall_ms())
+        if until_ms is not None:
             view.previous_secret_expires_at = codec.rfc3339(until_ms)
     return view

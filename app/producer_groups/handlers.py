@@ -329,8 +329,8 @@ def _answer_with(
         body.concurrency = webhook.settings.concurrency
         if shows_secret:
             body.signing_secret = webhook.signing_secret.get_secret_value()
-        until_ms = webhook.previous_secret_until_ms
-        if until_ms is not None and services.clock.wall_ms() < until_ms:
+        until_ms = webhook.overlap_until_ms(services.clock.wall_ms())
+        if until_ms is not None:
             body.previous_secret_expires_at = codec.rfc3339(until_ms)
         if webhook.disabled_at_ms is not None:
             body.disabled_at = codec.rfc3339(webhook.disabled_at_ms)

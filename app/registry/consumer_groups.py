@@ -15,7 +15,7 @@ from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import consumer_groups as table
 from app.registry.topics import check_name
 from app.registry.vault import Vault
-from app.registry.webhook import PushSettings, Webhook, differing_fields
+from app.registry.webhook import PushSettings, Webhook, columns_of, differing_fields, webhook_of
 from delivery.groups import GroupRules
 from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
@@ -260,10 +260,7 @@ def _to_row(group: ConsumerGroup, vault: Vault) -> dict[str, Any]:
         "topics": rules.pop("subscriptions"),
         **rules,
         "push": None if settings is None else msgspec.to_builtins(settings),
-        "signing_secret": None if webhook is None else vault.seal(webhook.signing_secret),
-        "previous_secret": None if webhook is None else vault.seal(webhook.previous_secret),
-        "previous_secret_until_ms": None if webhook is None else webhook.previous_secret_until_ms,
-        "disabled_at_ms": None if webhook is None else webhook.disabled_at_ms,
+        **dict(columns_of(webhook, vault)),
         "created_at_ms": group.created_at_ms,
         "revision": group.revision,
     }
@@ -272,15 +269,7 @@ def _to_row(group: ConsumerGroup, vault: Vault) -> dict[str, Any]:
 def _from_row(row: dict[str, Any], vault: Vault) -> ConsumerGroup:
     webhook = None
     if row["push"] is not None:
-        secret = vault.open(row["signing_secret"])
-        assert secret is not None
-        webhook = Webhook(
-            settings=msgspec.convert(row["push"], PushSettings),
-            signing_secret=secret,
-            previous_secret=vault.open(row["previous_secret"]),
-            previous_secret_until_ms=row["previous_secret_until_ms"],
-            disabled_at_ms=row["disabled_at_ms"],
-        )
+        webhook = webhook_of(row, msgspec.convert(row["push"], PushSettings), vault)
     rules = {name: row[name] for name in GroupRules.__struct_fields__ if name != "subscriptions"}
     return ConsumerGroup(
         name=row["consumer_group"],

@@ -14,7 +14,13 @@ from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import producer_groups
 from app.registry.topics import check_name
 from app.registry.vault import Vault
-from app.registry.webhook import Webhook, WebhookSettings, differing_fields
+from app.registry.webhook import (
+    Webhook,
+    WebhookSettings,
+    columns_of,
+    differing_fields,
+    webhook_of,
+)
 from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
 from storage.errors import UnknownProducerGroup
@@ -216,19 +222,10 @@ class ProducerGroups:
     def _from_row(self, row: dict[str, Any]) -> ProducerGroup:
         webhook = None
         if row["check_mode"] == "webhook":
-            secret = self._vault.open(row["signing_secret"])
-            assert secret is not None
-            webhook = Webhook(
-                settings=WebhookSettings(
-                    url=row["check_url"],
-                    timeout_ms=row["timeout_ms"],
-                    concurrency=row["concurrency"],
-                ),
-                signing_secret=secret,
-                previous_secret=self._vault.open(row["previous_secret"]),
-                previous_secret_until_ms=row["previous_secret_until_ms"],
-                disabled_at_ms=row["disabled_at_ms"],
+            settings = WebhookSettings(
+                url=row["check_url"], timeout_ms=row["timeout_ms"], concurrency=row["concurrency"]
             )
+            webhook = webhook_of(row, settings, self._vault)
         return ProducerGroup(
             producer_group=row["producer_group"],
             created_at_ms=row["created_at_ms"],
@@ -246,7 +243,4 @@ def _columns(group: ProducerGroup, vault: Vault) -> Iterator[tuple[str, Any]]:
     yield "check_url", None if webhook is None else webhook.settings.url
     yield "timeout_ms", None if webhook is None else webhook.settings.timeout_ms
     yield "concurrency", None if webhook is None else webhook.settings.concurrency
-    yield "signing_secret", None if webhook is None else vault.seal(webhook.signing_secret)
-    yield "previous_secret", None if webhook is None else vault.seal(webhook.previous_secret)
-    yield "previous_secret_until_ms", None if webhook is None else webhook.previous_secret_until_ms
-    yield "disabled_at_ms", None if webhook is None else webhook.disabled_at_ms
+    yield from columns_of(webhook, vault)

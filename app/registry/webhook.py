@@ -1,11 +1,12 @@
 """An endpoint of a user that is sent signed requests, as the registry keeps it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 from pydantic import SecretStr
 
+from app.registry.vault import Vault
 from app.word_sets import PushFormat
 
 
@@ -44,6 +45,11 @@ class Webhook(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
             found.append(self.previous_secret)
         return [secret.get_secret_value() for secret in found]
 
+    def overlap_until_ms(self, now_ms: int) -> int | None:
+        """When the previous secret ends to sign; None if it does not sign."""
+        until_ms = self.previous_secret_until_ms
+        return until_ms if until_ms is not None and now_ms < until_ms else None
+
     def with_secret(self, secret: SecretStr, *, overlap_until_ms: int) -> "Webhook[S]":
         """The webhook with another secret; the present one signs too until then."""
         return msgspec.structs.replace(
@@ -64,6 +70,27 @@ class Webhook(msgspec.Struct, Generic[S], frozen=True, kw_only=True):
         if own_secret is None or own_secret == self.signing_secret:
             return changed
         return changed.with_secret(own_secret, overlap_until_ms=overlap_until_ms)
+
+
+def columns_of(webhook: Webhook[Any] | None, vault: Vault) -> Iterator[tuple[str, Any]]:
+    """The columns of a webhook beside those of its settings."""
+    yield "signing_secret", None if webhook is None else vault.seal(webhook.signing_secret)
+    yield "previous_secret", None if webhook is None else vault.seal(webhook.previous_secret)
+    yield "previous_secret_until_ms", None if webhook is None else webhook.previous_secret_until_ms
+    yield "disabled_at_ms", None if webhook is None else webhook.disabled_at_ms
+
+
+def webhook_of(row: Mapping[str, Any], settings: S, vault: Vault) -> Webhook[S]:
+    """The webhook of a row. Raises CannotOpen."""
+    secret = vault.open(row["signing_secret"])
+    assert secret is not None
+    return Webhook(
+        settings=settings,
+        signing_secret=secret,
+        previous_secret=vault.open(row["previous_secret"]),
+        previous_secret_until_ms=row["previous_secret_until_ms"],
+        disabled_at_ms=row["disabled_at_ms"],
+    )
 
 
 def differing_fields(old: Webhook[Any] | None, new: Webhook[Any] | None) -> Iterator[str]:
