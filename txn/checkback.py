@@ -103,8 +103,8 @@ class Checkback:
                     transaction.asked_at_ms = now_ms
                     self._checks.offer(transaction)
                     offered += 1
-                assert plan.look_again_ms is not None
-                self._table.look_again(transaction, plan.look_again_ms)
+                assert plan.replan_at_ms is not None
+                self._table.replan(transaction, plan.replan_at_ms)
         return offered
 
     def parked(self) -> dict[str, str]:
@@ -131,7 +131,7 @@ class Checkback:
         except Exception as error:
             log.exception("transaction_set_aside", transaction_id=transaction_id)
             self._parked[transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
-            self._table.look_again(transaction, now_ms + _RETRY_MS)
+            self._table.replan(transaction, now_ms + _RETRY_MS)
             self._exhausted.pop(transaction_id, None)
             return False
         self._exhausted.pop(transaction_id, None)
@@ -211,7 +211,7 @@ class Checkback:
             self._checks.offer(transaction)
         if transaction.state is TxnState.PREPARED and transaction.asked_at_ms is None:
             transaction.next_check_at_ms = min(transaction.next_check_at_ms, now_ms)
-            self._table.look_again(transaction, now_ms)
+            self._table.replan(transaction, now_ms)
 
     async def _answered_unknown(
         self, transaction: Transaction, answer: CheckAnswer, recheck_after_ms: int | None
@@ -279,7 +279,7 @@ class Checkback:
                 assert plan.reason is not None
                 await self._end_checks(transaction, plan.reason)
             else:
-                self._table.look_again(transaction, plan.look_again_ms or 0)
+                self._table.replan(transaction, plan.replan_at_ms or 0)
 
     async def _end_checks(self, transaction: Transaction, reason: HoldReason) -> None:
         if transaction.policy.on_exhausted is OnExhausted.ROLLBACK:

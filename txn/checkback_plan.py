@@ -49,7 +49,7 @@ class Plan:
     """
 
     step: Step
-    look_again_ms: int | None = None
+    replan_at_ms: int | None = None
     reason: HoldReason | None = None
 
 

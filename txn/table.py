@@ -182,7 +182,7 @@ class TransactionTable:
             self.held_count += so_far.is_held - (transaction.state is TxnState.HELD)
             transaction.take_over(so_far)
             if not so_far.is_held:
-                self.look_again(transaction, so_far.next_check_at_ms)
+                self.replan(transaction, so_far.next_check_at_ms)
 
     def decide(
         self,
@@ -258,10 +258,10 @@ class TransactionTable:
             transaction.answers = 0
             transaction.next_check_at_ms = event.next_check_at_ms
         if transaction.state is TxnState.PREPARED:
-            self.look_again(transaction, transaction.next_check_at_ms)
+            self.replan(transaction, transaction.next_check_at_ms)
         return transaction
 
-    def look_again(self, transaction: Transaction, at_ms: int) -> None:
+    def replan(self, transaction: Transaction, at_ms: int) -> None:
         """Plan the checkback of a transaction again at this time, instead of the one set before."""
         transaction.look_at_ms = at_ms
         self._due.add(at_ms, transaction.sequence)
@@ -269,7 +269,7 @@ class TransactionTable:
 
     def take_due(self, now_ms: int) -> Iterator[Transaction | None]:
         """Undecided, not held transactions whose checkback must be planned again, once for each
-        `look_again`. None at times, so that the caller lets other work run before it continues.
+        `replan`. None at times, so that the caller lets other work run before it continues.
         """
         for sequence in self._due.take(now_ms):
             yield None if sequence is None else self._all[self._order[sequence]]

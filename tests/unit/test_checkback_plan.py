@@ -56,5 +56,5 @@ def test_every_plan_that_waits_or_asks_says_when_to_look_again_and_never_in_the_
     if plan.step is Step.EXHAUST:
         assert plan.reason is not None
     else:
-        assert plan.look_again_ms is not None
-        assert plan.look_again_ms > now_ms
+        assert plan.replan_at_ms is not None
+        assert plan.replan_at_ms > now_ms
