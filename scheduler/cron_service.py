@@ -243,7 +243,7 @@ class CronService:
         await self._registry.change(new)
         item = self._put(new)
         if has_new_times and item.settled.until_ms > now_ms:
-            await self._count_anew(item, now_ms)
+            await self._restart_count(item, now_ms)
         return item
 
     def _put(self, schedule: CronSchedule) -> CronItem:
@@ -298,10 +298,10 @@ class CronService:
             for item in list(self.table):
                 from_ms = max(item.settled.until_ms, item.schedule.counts_from_ms)
                 if from_ms > limit_ms and item.schedule.cancelled_at_ms is None:
-                    await self._count_anew(item, now_ms)
+                    await self._restart_count(item, now_ms)
         self._swept_ms = now_ms
 
-    async def _count_anew(self, item: CronItem, now_ms: int) -> None:
+    async def _restart_count(self, item: CronItem, now_ms: int) -> None:
         """Continue the schedule from now, whatever its marks state; occurrences that fired ahead of
         the clock do not fire again. Durable on return.
         """

@@ -102,7 +102,7 @@ class ScheduleLog:
         self._positions = {**dict.fromkeys([*delay_queues, MARK_QUEUE], 0), **kept}
         await self._recall_progress()
         if not kept:
-            count = await self._make_anew()
+            count = await self._rebuild()
         else:
             await self._recall_finished()
             count = await self.follow()
@@ -190,7 +190,7 @@ class ScheduleLog:
         """
         return await self._table.save_snapshot(lambda: [self._progress.dump()])
 
-    async def _make_anew(self) -> int:
+    async def _rebuild(self) -> int:
         """Rebuild the index. Marks outlive their messages for a while, so marks of dropped messages
         must leave no trace in it.
         """
@@ -395,7 +395,7 @@ class ScheduleLog:
                 self.window.clear()
                 self.finished.clear()
                 self._positions = dict.fromkeys(self._positions, 0)
-                await self._make_anew()
+                await self._rebuild()
                 return await read()
 
     # ----------------------------------------------------------------------------------------------
