@@ -202,7 +202,7 @@ class HotReceives:
 
 
 def _take_back(taken: Sequence[_TakenReceive]) -> None:
-    taken[0].delivery.plain_receiver.take_back([one.grant for one in taken])
+    taken[0].delivery.plain_receiver.undo([one.grant for one in taken])
 
 
 def _json(plan: PlainReceive) -> bytes | None:

@@ -98,7 +98,7 @@ class GroupLeases:
         self.unlogged: dict[int, UnloggedLeases] = {}  # by lease: in memory and not in the log yet
         self.turn = 0
         # leased for longer than the wheel knows: queue index, offset
-        self._put_off: set[tuple[int, int]] = set()
+        self._extended: set[tuple[int, int]] = set()
         self._by_id: dict[QueueId, QueueLeases] = {}
         self._by_hash: dict[int, QueueLeases] = {}
         # of deleted topics: their places in `queues`, which others name
@@ -139,11 +139,8 @@ class GroupLeases:
         del self._by_id[queue.queue], self._by_hash[queue.hash]
 
     @property
-    def is_anew(self) -> bool:
-        """Was there a group of the name before, that was deleted?
-
-        What was said for that one does not count.
-        """
+    def is_recreated(self) -> bool:
+        """Report whether a group of this name was deleted before: its offsets do not count."""
         return self.retries.void_before > 0
 
     def count(self, state: State) -> int:
@@ -174,7 +171,7 @@ class GroupLeases:
         """Undo leases whose event is not in the log."""
         for queue, offset, attempt, lease in claim.places:
             if queue.slots.is_leased(offset, claim.lease, -1):
-                queue.take_back(offset, attempt=attempt, lease=lease)
+                queue.undo_delivery(offset, attempt=attempt, lease=lease)
         self.retries.note_waiting(claim.arrived)
 
     def extend(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
@@ -186,7 +183,7 @@ class GroupLeases:
         queue.slots.move(offset, Event.EXTEND)
         queue.slots.set_deadline(offset, deadline_ms)
         if is_later:
-            self._put_off.add((queue.index, offset))
+            self._extended.add((queue.index, offset))
         else:
             self.wheel.add(deadline_ms, queue.index, offset, 1)
 
@@ -218,13 +215,13 @@ class GroupLeases:
             queue = self.queues[index]
             for offset in range(first, first + count):
                 slot = queue.slots.get(offset)
-                is_put_off = (index, offset) in self._put_off
-                if is_put_off:
-                    self._put_off.discard((index, offset))
+                is_extended = (index, offset) in self._extended
+                if is_extended:
+                    self._extended.discard((index, offset))
                 if slot.state not in HELD:
                     continue
                 if slot.deadline_ms > now_ms:
-                    if is_put_off:
+                    if is_extended:
                         self.wheel.add(slot.deadline_ms, index, offset, 1)
                     continue
                 if slot.state == State.LEASED:

@@ -116,7 +116,7 @@ class QueueLeases:
         self.slots.move(offset, Event.REOPEN)
         self._note_open(offset)
 
-    def take_back(self, offset: int, *, attempt: int, lease: int) -> None:
+    def undo_delivery(self, offset: int, *, attempt: int, lease: int) -> None:
         """Undo a delivery that does not count: the message is open again, at this attempt.
 
         `lease`: the last one under which it was delivered; 0 if it never was.
@@ -175,10 +175,9 @@ class QueueLeases:
         self.settle(offset, 1)
         return is_unsettled
 
-    def look_again(self, end: int) -> None:
-        """No event tells what became of the messages below: it was never written.
-
-        They may be for the group.
+    def leave_open_below(self, end: int) -> None:
+        """Leave open what was not scanned below `end`: the event that says so was never written,
+        and messages there may be for the group.
         """
         cursor = self.slots.cursor
         if cursor < end:

@@ -60,7 +60,7 @@ def _apply_to_group(leases: GroupLeases, event: _GroupEvent, now: ClockReading) 
             apply_leased(leases, event, now)
         case events.Retried():
             if _settle(leases, event.runs):
-                leases.retries.note_put_off(event.waiting, event.generation)
+                leases.retries.note_delayed(event.waiting, event.generation)
         case events.Purged():
             leases.dead_letters_gone.add_below(event.before)
         case events.Skipped():
@@ -161,7 +161,7 @@ def _apply_scan(leases: GroupLeases, scan: events.Scan, event: events.Leased) ->
     queue.logged_end = max(queue.logged_end, scan.end)
     if slots.cursor >= scan.end:
         return  # it is known already
-    queue.look_again(scan.begin)
+    queue.leave_open_below(scan.begin)
     for run in (*event.runs, *event.passed):
         if run.queue_id == scan.queue_id:
             first, end = (
@@ -176,7 +176,7 @@ def _apply_scan(leases: GroupLeases, scan: events.Scan, event: events.Leased) ->
 def _apply_skipped(leases: GroupLeases, event: events.Skipped) -> None:
     for run in event.runs:
         queue = leases.open(run.queue_id, run.first)
-        queue.look_again(run.first)
+        queue.leave_open_below(run.first)
         if skipped := queue.skip(run.first, run.count):
             leases.skipped[str(run.queue_id)] = leases.skipped.get(str(run.queue_id), 0) + skipped
 
@@ -185,7 +185,7 @@ def _apply_damaged(leases: GroupLeases, event: events.Damaged) -> None:
     is_new = False
     for message in event.messages:
         queue = leases.open(message.queue_id, min(message.known_to, message.offset))
-        queue.look_again(message.offset)
+        queue.leave_open_below(message.offset)
         if queue.settle_damaged(message.offset, message.lease):
             is_new = True
             leases.damaged[str(message.queue_id)] = leases.damaged.get(str(message.queue_id), 0) + 1
@@ -222,7 +222,7 @@ def _apply_released(
         if queue is None or not queue.slots.is_held_by(offset, lease):
             continue
         if message.due_ms <= now.wall_ms:
-            queue.take_back(offset, attempt=message.attempt, lease=lease)
+            queue.undo_delivery(offset, attempt=message.attempt, lease=lease)
         else:
             deadline_ms = now.monotonic(message.due_ms, message.delay_ms)
             leases.release_later(queue, offset, deadline_ms, attempt=message.attempt, lease=lease)

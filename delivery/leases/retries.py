@@ -36,7 +36,7 @@ class Retries:
             self.void_before_of[queue] = generation
             self.waiting.pop(queue, None)
 
-    def note_put_off(self, waiting: Mapping[str, int], generation: int | None) -> None:
+    def note_delayed(self, waiting: Mapping[str, int], generation: int | None) -> None:
         """Add waiting retries by queue, without those of a generation that a reset has already
         ended.
         """
@@ -52,7 +52,7 @@ class Retries:
     def note_arrived(self, arrived: Mapping[str, int]) -> None:
         """Subtract retries by queue that have arrived in the retry topic and were read there."""
         for queue, count in arrived.items():
-            # What was put off by an earlier version is counted by topic.
+            # What an earlier version delayed is counted by topic.
             for counted in (queue, queue.partition("/")[0]):
                 known = min(count, self.waiting.get(counted, 0))
                 if known:

@@ -94,7 +94,7 @@ class BrokerPositions:
                 if queue == leases.retry_queue and any(leases.retries.waiting.values()):
                     arrived = await self._arrived(leases, known, before, offset)
                 is_retry = queue.topic.startswith(names.RETRY_PREFIX)
-                if known is None and not leases.is_anew and not is_retry:
+                if known is None and not leases.is_recreated and not is_retry:
                     committed.append((queue, offset))
                 elif known is None or offset >= known.slots.cursor:
                     restarts.append(Position(*queue, offset))

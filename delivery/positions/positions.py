@@ -102,7 +102,7 @@ class Positions:
             leases = self._journal.table.group(group)
             leased, free = [], []
             for queue, offset in positions.items():
-                if leases.is_anew or leases.find(queue) is not None:
+                if leases.is_recreated or leases.find(queue) is not None:
                     leased.append(Position(*queue, offset))
                 else:
                     free.append((queue, offset))

@@ -133,4 +133,6 @@ class GroupQueues:
         """The offset of a queue that the group never received from; None where it has committed
         none, or was deleted since.
         """
-        return None if leases.is_anew else await self._store.committed_offset(leases.group, queue)
+        return (
+            None if leases.is_recreated else await self._store.committed_offset(leases.group, queue)
+        )

@@ -68,7 +68,7 @@ class Grant:
         """The log has it, or there is nothing to tell."""
         self._leases.unlogged.pop(self.lease, None)
 
-    def take_back(self) -> None:
+    def undo(self) -> None:
         """Undo the leases: their response was never sent."""
         self.mark_logged()
         self._leases.undo(self)
@@ -200,14 +200,14 @@ class PlainReceiver:
             done(None)
 
         def refused(error: Exception) -> None:
-            self.take_back(grants)
+            self.undo(grants)
             failed(error)
 
         events = [grant.event for grant in grants if grant.event is not None]
         self._journal.write(events, Durability.BUFFERED, done=noted, failed=refused, applies=False)
 
-    def take_back(self, grants: Sequence[Grant]) -> None:
+    def undo(self, grants: Sequence[Grant]) -> None:
         """Undo `lease`."""
         for grant in grants:
-            grant.take_back()
+            grant.undo()
             self._waiters.wake(grant.group)

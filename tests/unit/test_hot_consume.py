@@ -163,7 +163,7 @@ def test_a_receive_that_was_taken_back_leaves_its_messages_to_the_next_as_they_w
         assert plan is not None
         grant = delivery.plain_receiver.lease(plan)
         assert not delivery.table.group("workers").queues[1].has_open
-        delivery.plain_receiver.take_back([grant])
+        delivery.plain_receiver.undo([grant])
 
         # they are open again
         assert delivery.plain_receiver.plan("workers", rules, {"orders": [ORDERS]}, **room) is None
