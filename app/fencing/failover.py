@@ -36,7 +36,7 @@ class FailoverWatch:
         """Has it been due for long enough that as many others should have tried?"""
         return self._clock.monotonic_ms() >= self._due_ms + before * _TURN_MS
 
-    def put_off(self) -> None:
+    def postpone(self) -> None:
         """Note that the node could not take the place of the service now."""
         pause_ms = _PAUSE_MS + int(self._random.random() * _PAUSE_MS)
         self._next_ms = self._clock.monotonic_ms() + pause_ms

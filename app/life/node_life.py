@@ -141,13 +141,13 @@ class NodeLife:
                 try:
                     await asyncio.shield(self._in_background(self._promote(self._hear_of_loss)))
                 except CannotPromote as reason:
-                    self._failover.put_off()
+                    self._failover.postpone()
                     if str(reason) != waits_for:
                         waits_for = str(reason)
                         log.warning("failover_waits", reason=waits_for)
                 except Exception:
                     log.exception("failover_failed")
-                    self._failover.put_off()
+                    self._failover.postpone()
 
     async def _look_for_left_out(self) -> None:
         place = await self._machine.node.promising.place()

@@ -86,7 +86,7 @@ class MissingReplicas:
                 self._note_refused(str(error))
             except Exception:
                 log.exception("missing_replicas_failed")
-                self._put_off(_PAUSE_MS)
+                self._pause(_PAUSE_MS)
             await asyncio.sleep(_LOOK_S)
 
     async def _look(self, entry: LeaderEntry) -> None:
@@ -106,7 +106,7 @@ class MissingReplicas:
         elif self._degrades and is_missing:
             if self._is_entered:  # they had nearly everything, and are gone, or too slow
                 self._go_alone()
-                self._put_off(_LONG_PAUSE_MS)
+                self._pause(_LONG_PAUSE_MS)
             elif await self._enter(entry):
                 self._go_alone()
 
@@ -169,10 +169,10 @@ class MissingReplicas:
 
     def _note_refused(self, reason: str) -> None:
         """Note a refused change, which is tried again after a while; logged once."""
-        self._put_off(_PAUSE_MS)
+        self._pause(_PAUSE_MS)
         if reason != self._last_reason:
             self._last_reason = reason
             log.warning("missing_replicas_not_entered", reason=reason)
 
-    def _put_off(self, pause_ms: int) -> None:
+    def _pause(self, pause_ms: int) -> None:
         self._not_before_ms = self._clock.monotonic_ms() + pause_ms

@@ -56,7 +56,7 @@ class EpochHistory:
         if epoch > self.last_epoch:
             self._begins.append(EpochBegin(epoch, offset))
 
-    def take_back(self, epoch: int) -> bool:
+    def forget(self, epoch: int) -> bool:
         """Forget this epoch, of which there is no unit; False where it is not the last one."""
         if epoch != self.last_epoch:
             return False

@@ -85,7 +85,7 @@ class LocalReplica(LocalMessageStore):
         """
         assert self._engine.received is not None, "the engine of a replica receives"
         is_without_units = self.epochs.last_begin >= self._engine.received.units_end
-        if epoch and is_without_units and self.epochs.take_back(epoch):
+        if epoch and is_without_units and self.epochs.forget(epoch):
             await self._engine.record_epoch(before)
 
     def _take(self, offset: int, data: bytes) -> bool:

@@ -31,7 +31,7 @@ def test_it_is_put_off_by_a_time_that_is_not_the_same_for_two():
         clock = ManualClock()
         watch = FailoverWatch(clock, 5_000, random.Random(seed))
         clock.advance(5_000)
-        watch.put_off()
+        watch.postpone()
         begin_ms = clock.monotonic_ms()
         while not watch.is_due():
             clock.advance(1)
@@ -46,7 +46,7 @@ def test_each_node_that_tries_before_it_has_five_seconds():
     watch = watch_on(clock)
     clock.advance(5_000)
     assert watch.is_its_turn(0)
-    watch.put_off()
+    watch.postpone()
     clock.advance(4_999)
     assert not watch.is_its_turn(1)
     clock.advance(1)
