@@ -174,7 +174,7 @@ class Checkback:
             )
         sent_at_ms = None
         if number > transaction.checks_answered:
-            # One that was handed out before a restart was handed out when it was due, or later.
+            # A check that was leased before a restart was leased when it was due, or later.
             sent_at_ms = self._checks.leased_at_ms(transaction) or min(
                 transaction.next_check_at_ms, now_ms
             )

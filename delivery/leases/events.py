@@ -82,7 +82,7 @@ class DamagedMessage(_Row, frozen=True):
 
 
 class ReturnedMessage(_Row, frozen=True):
-    """`due_ms`: when it is handed out again; `delay_ms`: how long that is."""
+    """`due_ms`: when the message is delivered again; `delay_ms`: the delay until then."""
 
     offset: int
     lease: int

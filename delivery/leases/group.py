@@ -188,7 +188,7 @@ class GroupLeases:
             self.wheel.add(deadline_ms, queue.index, offset, 1)
 
     def wait(self, queue: QueueLeases, offset: int, deadline_ms: int) -> None:
-        """A message that is held is handed out again, where it lies, at that moment."""
+        """Deliver a held message again, at its offset, when `deadline_ms` has passed."""
         queue.slots.move(offset, Event.WAIT)
         self._look_at(queue, offset, deadline_ms)
 
@@ -202,7 +202,7 @@ class GroupLeases:
         self.wheel.add(deadline_ms, queue.index, offset, 1)
 
     def has_due(self, now_ms: int) -> bool:
-        """Is there a lease or a wait whose time may be up?"""
+        """Report whether the time of a lease or a wait may be up."""
         due_ms = self.wheel.next_ms()
         return due_ms is not None and due_ms <= now_ms
 

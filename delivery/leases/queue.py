@@ -60,7 +60,7 @@ class QueueLeases:
 
     @property
     def has_open(self) -> bool:
-        """Is there something to be handed out again?"""
+        """Report whether a message can be delivered again."""
         if not self.is_learned:
             return self.slots.counts[State.OPEN] > 0
         if self.order is not None:
@@ -74,7 +74,7 @@ class QueueLeases:
 
     @property
     def ready(self) -> int:
-        """How many messages are to be handed out again, or because their key is free."""
+        """Number of messages to deliver again, or to deliver because their key is free."""
         return self.slots.counts[State.OPEN] if self.order is None else self.order.takeable
 
     def count_attempted(self) -> int:
@@ -91,8 +91,8 @@ class QueueLeases:
         return next(slot.offset for slot in self.slots.in_states((State.OPEN,), self.slots.prefix))
 
     def claim_open(self, count: int) -> list[int]:
-        """Up to so many messages that may be handed out again, by offset; `reopen` those that are
-        not.
+        """Up to `count` offsets of messages to deliver again; `reopen` those that are not
+        delivered.
         """
         if self.order is not None:
             return self.order.take(count)
@@ -104,7 +104,7 @@ class QueueLeases:
         return taken
 
     def leave_open(self, offset: int, key: str) -> None:
-        """A message that is scanned is left to `claim_open`."""
+        """Leave a message that is scanned to `claim_open`."""
         self.slots.put(offset, 1, Event.LEAVE_OPEN, attempt=0)
         if self.order is not None:
             self.order.note(offset, key, is_held=False)
@@ -112,7 +112,7 @@ class QueueLeases:
             heapq.heappush(self._open, offset)
 
     def reopen(self, offset: int) -> None:
-        """A message that was taken, or held, is open."""
+        """Open a message that was claimed or held."""
         self.slots.move(offset, Event.REOPEN)
         self._note_open(offset)
 
@@ -125,7 +125,7 @@ class QueueLeases:
         self._note_open(offset)
 
     def settle_claimed(self, offset: int) -> None:
-        """A message of `claim_open` is not for the group."""
+        """Settle a message of `claim_open` that is not for the group."""
         if self.order is not None:
             self.order.settle(offset)
         self.slots.settle(offset, 1)
@@ -147,7 +147,7 @@ class QueueLeases:
         return before - self.slots.unsettled
 
     def skip(self, first: int, count: int) -> int:
-        """Those of them that were never handed out are done with. How many were not before."""
+        """Settle those of these messages that were never delivered; the number of them."""
         end, cursor = first + count, self.slots.cursor
         skipped = max(0, end - max(first, cursor))
         for offset in range(first, min(end, cursor)):
@@ -185,7 +185,7 @@ class QueueLeases:
             self.slots.advance_to(end)
 
     def drop_below(self, first: int) -> None:
-        """The log no longer has what lies below."""
+        """Settle the messages below `first`, which the log no longer has."""
         slots = self.slots
         if slots.cursor < first:
             self.settle(slots.prefix, slots.cursor - slots.prefix)

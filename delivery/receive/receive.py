@@ -2,7 +2,7 @@
 nothing.
 
 A grant is answered once it is in the page cache: it survives a killed process. A power cut may take
-it with it; then its messages are handed out again, for the same attempt and under another lease: no
+it with it; then its messages are delivered again, for the same attempt and under another lease: no
 count of attempts goes back, none is lost.
 """
 

@@ -32,8 +32,8 @@ class Why(StrEnum):
 
 
 def why_skipped(rules: GroupRules, message: StoredMessage, *, end: int, now_ms: int) -> Why | None:
-    """A message that the group was never given, in a queue that ends there; None: it is to be
-    handed out. Pure.
+    """The rule by which a message is skipped that the group never received; None if it is
+    delivered. `end`: of its queue. Pure.
     """
     if rules.skip_lag_over is not None and end - message.queue_offset > rules.skip_lag_over:
         return Why.LAG
@@ -93,7 +93,7 @@ class Skipper:
                 return begin  # as nearly always
             return (await find_offset_by_time(self._store, queue.queue, at_ms))[0]
         except (CorruptRecord, OffsetOutOfRange):
-            return begin  # how old they are cannot be told: they are handed out
+            return begin  # their age is unknown: they are delivered
 
     async def _tell(self, leases: GroupLeases, skips: Sequence[Skip]) -> None:
         if not skips:

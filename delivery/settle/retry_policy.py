@@ -8,7 +8,7 @@ from delivery.groups import GroupRules
 
 
 class NackOutcome(Enum):
-    AGAIN = "again"  # it is handed out once more, after a wait
+    AGAIN = "again"  # deliver it again after a delay
     DEAD_LETTER = "dead_letter"
     DISCARD = "discard"  # the group keeps no dead letters
 
