@@ -169,7 +169,9 @@ async def heartbeat(
         lost = await services.members.offsets.commit_owned(
             group, member_id, given.generation, wanted
         )
-    if given.wait_ms:
+    # before the wait, for which there may be no place: a member that is refused it is alive
+    generation = services.members.keep_session(group, member_id)
+    if given.wait_ms and generation == given.generation:
         async with services.long_poll(call):
             found = await services.members.heartbeat(
                 group, member_id, given.generation, wait_ms=given.wait_ms

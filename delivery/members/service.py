@@ -226,6 +226,15 @@ class Members:
         """
         return await self._locks.shielded(self._join(group, request))
 
+    def keep_session(self, group: str, member_id: str) -> int:
+        """Keep the member's session, and return the generation of its group.
+
+        Raises UnknownMember.
+        """
+        members = self.of_group(group)
+        self._hear(members.get(member_id))
+        return members.generation
+
     async def heartbeat(
         self, group: str, member_id: str, generation: int, *, wait_ms: int
     ) -> Membership:

@@ -162,6 +162,35 @@ def test_a_heartbeat_of_an_older_generation_is_answered_at_once(group):
     assert first.heartbeat(wait_ms=30_000)["revoked"] == [group.place(2), group.place(3)]
 
 
+def test_a_heartbeat_that_may_not_wait_keeps_its_session_and_is_refused(tmp_path):
+    with (
+        Server(tmp_path / "data", environment={"ESCROWMQ_HTTP__MAX_WAITING": "1"}) as server,
+        server.client() as api,
+        server.client() as waiting_api,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        group = Group(api)
+        first = group.join("a")
+        (joined,) = group.members()
+        outdated = Member(group, dict(first.told))
+        ok(api.post("/v1/topics", json={"topic": "empty", "queues": 1}), 201)
+        path = "/v1/topics/empty/queues/0/messages"
+        waiting = pool.submit(waiting_api.get, path, params={"wait_ms": 30_000})
+        until(lambda: _waits(api), "a pull that waits")
+
+        refused = first.try_heartbeat(wait_ms=30_000)
+        (kept,) = group.members()
+        second = group.join("b")
+        told = outdated.heartbeat(wait_ms=30_000)
+        ok(api.post("/v1/topics/empty/messages", json={"payload": "x"}), 201)
+
+        assert_problem(refused, 429, "too_many_waiting")
+        assert kept["last_heartbeat_at"] > joined["last_heartbeat_at"]
+        assert kept["expires_at"] > joined["expires_at"]
+        assert told["generation"] == second.told["generation"], "one that is answered at once"
+        assert waiting.result().status_code == 200
+
+
 def test_the_queues_of_a_member_that_leaves_are_free_at_once(group):
     first, second = group.join("a"), group.join("b")
 
