@@ -25,6 +25,11 @@ from app.http.tracebacks import drop_frames
 from app.observability.metrics import Metrics
 from app.settings import HttpOptions
 
+# What gzip makes of incompressible bytes may be longer by a 16th, and by so many bytes: with
+# little memory, or where the sender flushes often.
+_GZIP_SHARE = 16
+_GZIP_BYTES = 1 << 10
+
 
 class RequestMiddleware:
     """ASGI middleware, outside of everything else."""
@@ -82,8 +87,16 @@ class RequestMiddleware:
                 http_version=scope["http_version"],
                 has_limit=not is_stream,
             )
-            source = self._inflating(scope, receive) if is_compressed(headers) else receive
-            await self._app(inner, self._counting(source, share, has_limit=not is_stream), out)
+            source, max_bytes = receive, self._options.max_body_bytes
+            if is_compressed(headers):
+                if not is_stream:
+                    source = self._limited(
+                        source, max_bytes + max_bytes // _GZIP_SHARE + _GZIP_BYTES
+                    )
+                source = self._inflating(scope, source)
+            if not is_stream:
+                source = self._limited(source, max_bytes)
+            await self._app(inner, _counted(source, share), out)
         except (ClientDisconnect, ClientGone) as error:
             status = CLIENT_LEFT
             drop_frames(error)
@@ -100,25 +113,31 @@ class RequestMiddleware:
         is_gone = scope.get("extensions", {}).get(IS_GONE, lambda: False)
         return inflating(receive, max_ratio=self._options.max_gzip_ratio, is_gone=is_gone)
 
-    def _counting(self, receive: Receive, share: BodyShare, *, has_limit: bool) -> Receive:
-        """A body is counted as it comes, and as it is when decompressed.
+    def _limited(self, receive: Receive, left_bytes: int) -> Receive:
+        """A body of so many bytes at most. Raises Refusal body_too_large."""
 
-        `has_limit`: a stream has none of its own.
-        """
-        left_bytes = self._options.max_body_bytes
-
-        async def counted() -> Message:
+        async def limited() -> Message:
             nonlocal left_bytes
             message = await receive()
             if message["type"] == "http.request":
-                byte_count = len(message.get("body", b""))
-                left_bytes -= byte_count
-                if has_limit and left_bytes < 0:
+                left_bytes -= len(message.get("body", b""))
+                if left_bytes < 0:
                     raise self._admission.body_too_large()
-                share.add(byte_count)
             return message
 
-        return counted
+        return limited
+
+
+def _counted(receive: Receive, share: BodyShare) -> Receive:
+    """A body whose bytes are counted as they come, and as they are when decompressed."""
+
+    async def counted() -> Message:
+        message = await receive()
+        if message["type"] == "http.request":
+            share.add(len(message.get("body", b"")))
+        return message
+
+    return counted
 
 
 def _path(scope: Scope) -> str:

@@ -101,6 +101,28 @@ def test_the_limit_of_a_body_counts_what_it_is_when_it_is_decompressed(api, topi
     ok(api.post(f"/v1/topics/{topic}/messages", content=just_fits, headers=GZIP), 201)
 
 
+def test_a_body_without_end_that_becomes_nothing_is_refused_at_the_limit(tmp_path):
+    """Its length is not stated, and the one of what it becomes is 0."""
+    limit = 64 << 10
+    begin = gzip.compress(b"")[:10]
+    unending = {
+        "members": [gzip.compress(b"") * 400] * 200,
+        "blocks": [begin, b"\0\0\0\xff\xff" * 200_000],
+    }
+    environment = {"ESCROWMQ_HTTP__MAX_BODY_BYTES": str(limit)}
+    with Server(tmp_path / "data", environment=environment) as server, server.client() as api:
+        ok(api.put("/v1/topics/orders", json={"queues": 1}), 201)
+        path = "/v1/topics/orders/messages/raw"
+        for pieces in unending.values():
+            answer = api.post(path, content=iter(pieces), headers=GZIP)
+            problem = assert_problem(answer, 413, "body_too_large")
+            assert problem["context"] == {"limited": "bytes", "limit": str(limit)}
+
+        largest = random.Random(7).randbytes(limit)
+        assert len(gzip.compress(largest)) > limit
+        ok(api.post(path, content=iter([gzip.compress(largest)]), headers=GZIP), 201)
+
+
 @pytest.mark.parametrize(
     "body",
     [
