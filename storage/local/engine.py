@@ -82,6 +82,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()  # asked once: asking is a system call
         self._files = files
         self._options = options
+        self._end_runner = runner  # of what is left to do once the parts' own takes no more jobs
         self._runner = FailingRunner(runner, self.fail)
         self._own_runner = own_runner
         self._on_failure = on_failure
@@ -492,10 +493,15 @@ class Engine:
         self._interval.stop()
         self.preparer.stop()
         self.deriver.stop()
-        # One after another, behind all jobs of the lanes: then no file is in use any more.
-        for lane in (Lane.PREPARE, Lane.DERIVE, Lane.READ):
+        # One after another, behind all jobs of the lanes: one leaves a job for the next.
+        lanes = (Lane.PREPARE, Lane.DERIVE, Lane.READ)
+        for lane in lanes:
             await self.in_lane(lane, lambda: None)
         self.is_closed = True
+        self._runner.close()
+        # Behind what readers had done meanwhile: then no file is in use any more.
+        for lane in lanes:
+            await in_lane(self._end_runner, lane, lambda: None)
         close = partial(
             self._files.close,
             self.tail.written_end,
@@ -504,7 +510,7 @@ class Engine:
             safe_end=self.copies.safe_end,
             in_order=in_order,
         )
-        await self.in_lane(Lane.FLUSH, close)
+        await in_lane(self._end_runner, Lane.FLUSH, close)
 
     async def _keep_derived(self) -> bool:
         kept: asyncio.Future[bool] = self._loop.create_future()

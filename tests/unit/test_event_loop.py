@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from storage.local.lanes.event_loop import EventLoopRunner
 from storage.local.lanes.runner import Lane
@@ -39,8 +41,8 @@ async def test_results_are_reported_though_what_takes_the_one_before_them_fails(
     def fail(_: object) -> None:
         raise ValueError("of the caller")
 
-    runner._reports.add(fail, None)  # both wait when the loop has its turn
-    runner._reports.add(done.set_result, "of the one behind it")
+    report(runner, fail, None)  # both wait when the loop has its turn
+    report(runner, done.set_result, "of the one behind it")
 
     assert await done == "of the one behind it"
     assert [str(failure) for failure in failures] == ["of the caller"]
@@ -54,12 +56,12 @@ async def test_results_that_arrive_while_others_are_taken_wait_for_the_next_turn
     def take(number: int) -> None:
         events.append(number)
         if number < 3:
-            runner._reports.add(take, number + 1)
+            report(runner, take, number + 1)
             loop.call_soon(events.append, "another turn")
         else:
             done.set_result(None)
 
-    runner._reports.add(take, 1)
+    report(runner, take, 1)
     await done
     runner.close()
 
@@ -79,6 +81,28 @@ async def test_a_closed_runner_keeps_no_descriptor_once_its_threads_have_ended()
         thread.join()
 
     assert (len(during), descriptors()) == (len(before) + 1, before)
+
+
+async def test_a_runner_that_is_closed_while_a_job_runs_keeps_no_descriptor_behind_its_report():
+    before, threads = descriptors(), set(threading.enumerate())
+    runner, done = EventLoopRunner(), asyncio.get_running_loop().create_future()
+    may_end = threading.Event()
+    runner.beside(Lane.READ, may_end.wait, done.set_result, done.set_exception)
+
+    runner.close()
+    may_end.set()
+    await asyncio.wait_for(done, timeout=10)
+    del runner
+    for thread in set(threading.enumerate()) - threads:
+        thread.join()
+
+    assert descriptors() == before
+
+
+def report(runner: EventLoopRunner, to: Callable[[Any], None], what: Any) -> None:
+    """As a lane reports the result of a job."""
+    runner._reports.expect()
+    runner._reports.add(to, what)
 
 
 def descriptors() -> list[str]:

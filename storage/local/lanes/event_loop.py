@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
+from storage.errors import StoreClosed
 from storage.local.lanes.runner import Lane, Timer
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ class EventLoopRunner:
         # Own threads: the loop's default executor is shared with name resolution and whatever else
         # is slow.
         self._lanes = {lane: _LaneThread(self._reports, f"store-{lane.value}") for lane in Lane}
+        self._is_closed = False
 
     def soon(self, call: Callable[[], None]) -> None:
         self._loop.call_soon(call)
@@ -38,6 +40,10 @@ class EventLoopRunner:
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
     ) -> None:
+        if self._is_closed:
+            self._loop.call_soon(failed, StoreClosed())
+            return
+        self._reports.expect()
         self._lanes[lane].put(_Job(job, done, failed))
         if lane is Lane.FLUSH:
             # Let the sync begin: it needs the interpreter's lock for that, which the loop keeps for
@@ -45,10 +51,16 @@ class EventLoopRunner:
             os.sched_yield()
 
     def close(self) -> None:
-        """After the last job's report; the threads end."""
-        self._loop.remove_reader(self._reports.descriptor)
+        """Take no more jobs: each is answered with StoreClosed. Those that were taken run, and are
+        reported; then the threads end.
+        """
+        self._is_closed = True
         for lane in self._lanes.values():
             lane.close()
+        self._reports.after_last(self._stop_listening)
+
+    def _stop_listening(self) -> None:
+        self._loop.remove_reader(self._reports.descriptor)
 
 
 class _Job(NamedTuple):
@@ -68,10 +80,21 @@ class _Reports:
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waiting: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._expected = 0  # jobs that were not reported yet
+        self._on_last: Callable[[], None] | None = None
 
     def __del__(self) -> None:
         """Close the descriptor when neither the loop nor a lane can use it any more."""
         os.close(self.descriptor)
+
+    def expect(self) -> None:
+        """Count a job whose result is to come. Event loop only."""
+        self._expected += 1
+
+    def after_last(self, call: Callable[[], None]) -> None:
+        """Call this once no result is to come any more. Event loop only."""
+        self._on_last = call
+        self._check_last()
 
     def add(self, to: Callable[[Any], None], what: Any) -> None:
         """Have `to` called with the result on the loop. Any thread."""
@@ -84,10 +107,17 @@ class _Reports:
         try:
             for _ in range(len(self._waiting)):
                 to, what = self._waiting.popleft()
+                self._expected -= 1
                 to(what)
         finally:
             if self._waiting:  # a call raised: those behind it have a turn of their own
                 os.eventfd_write(self.descriptor, 1)
+            self._check_last()
+
+    def _check_last(self) -> None:
+        if not self._expected and self._on_last is not None:
+            call, self._on_last = self._on_last, None
+            call()
 
 
 class _LaneThread:

@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import structlog
 
+from storage.errors import StoreClosed
+
 T = TypeVar("T")
 log = structlog.get_logger()
 
@@ -45,7 +47,9 @@ class Runner(Protocol):
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        """Run `job` in the lane, then `done` or `failed` in the owner's thread."""
+        """Run `job` in the lane, then `done` or `failed` in the owner's thread: one of them in any
+        case, since something waits for it.
+        """
 
 
 class FailingRunner:
@@ -59,6 +63,7 @@ class FailingRunner:
         """`on_failure`: gets what was raised, each time."""
         self._runner = runner
         self._on_failure = on_failure
+        self._is_closed = False
 
     def soon(self, call: Callable[[], None]) -> None:
         self._runner.soon(partial(self.run, call))
@@ -73,7 +78,14 @@ class FailingRunner:
         done: Callable[[T], None],
         failed: Callable[[Exception], None],
     ) -> None:
+        if self._is_closed:
+            self.soon(partial(failed, StoreClosed()))
+            return
         self._runner.beside(lane, job, partial(self.run, done), partial(self.run, failed))
+
+    def close(self) -> None:
+        """Take no more jobs: each is answered with StoreClosed. Those that were taken run."""
+        self._is_closed = True
 
     def run(self, call: Callable[..., None], *given: Any) -> None:
         """At once."""
