@@ -16,7 +16,7 @@ from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.message import DueEntry, QueueId
+from storage.message import DueEntry, QueueId, StoredMessage
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -159,3 +159,130 @@ def test_a_replacement_that_is_not_synced_either_ends_the_store(first, second):
         (failure,) = world.failures
     assert isinstance(failure, OSError)
     assert failure.errno == errno.EIO
+
+
+class BadReads:
+    """A life of a store whose disk does not give back a derived file, and from then on fails so
+    many syncs of the files that are made in its place.
+    """
+
+    def __init__(self, world: World, made: str, *, failing: int) -> None:
+        """`made`: pattern of their names."""
+        self._world = world
+        self._made = made
+        self._failing = failing
+        self._has_begun = False
+        world.vfs = FaultyVfs(world.disk, self._plan)
+
+    def _plan(self, call: str, path: PurePath) -> None:
+        if self._has_begun and self._failing and call == "sync" and path.match(self._made):
+            self._failing -= 1
+            raise OSError(errno.EIO, "simulated")
+
+    async def open_store(self) -> LocalMessageStore:
+        """Open a store with messages, of which everything that is derived is on disk."""
+        store = await self._world.open_store(OPTIONS)
+        await store.create_topic("orders", queue_count=1)
+        await self.send(store, 0, COUNT // 2)
+        return store
+
+    async def send(self, store: LocalMessageStore, begin: int, end: int) -> None:
+        """Send, and let what is derived be written."""
+        await store.append([message(key=f"key-{n}") for n in range(begin, end)])
+        await asyncio.sleep(1)
+
+    def fail_reads(self, folder: str) -> None:
+        """Fail all pages of the last file of this folder."""
+        self._world.disk.fail_reads(self._last_of(folder), 0, 1 << 20)
+
+    def spoil(self, folder: str) -> None:
+        """Write over the last file of this folder."""
+        file = self._world.disk.open(self._last_of(folder))
+        file.write(0, b"\x55" * file.size())
+        file.close()
+
+    def _last_of(self, folder: str) -> PurePath:
+        self._has_begun = True
+        return ROOT / folder / self._world.disk.list_directory(ROOT / folder)[-1]
+
+
+@pytest.mark.parametrize(
+    ("folder", "made"), [("consumequeue/orders/0", "making/0-*"), ("index", "making/rebuilt-*")]
+)
+def test_a_bad_read_as_a_file_is_written_on_and_a_failed_sync_of_the_new_file_end_nothing(
+    folder, made
+):
+    async def main() -> None:
+        store = await disk.open_store()
+        disk.fail_reads(folder)
+        await disk.send(store, COUNT // 2, COUNT)
+        assert [one.queue_offset for one in await all_messages(store)] == [*range(COUNT)]
+        derived(store)
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        disk = BadReads(world, made, failing=1)
+        world.call(main())
+        assert world.failures == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "made"), [("consumequeue/orders/0", "making/0-*"), ("index", "making/rebuilt-*")]
+)
+def test_a_bad_read_and_failed_syncs_of_the_new_file_and_of_another_end_the_store(folder, made):
+    async def main() -> None:
+        store = await disk.open_store()
+        disk.fail_reads(folder)
+        with suppress(FlushFailed):
+            await disk.send(store, COUNT // 2, COUNT)
+
+    with World(SimulatedDisk(), 1) as world:
+        disk = BadReads(world, made, failing=2)
+        world.call(main())
+        (failure,) = world.failures
+    assert isinstance(failure, OSError)
+    assert failure.errno == errno.EIO
+
+
+def test_a_reader_gets_its_message_though_the_sync_of_the_file_made_for_it_fails_once():
+    async def read(store: LocalMessageStore) -> list[int]:
+        page = await store.read(QUEUE, 0, max_messages=1, max_bytes=1)
+        return [one.queue_offset for one in page]
+
+    async def main() -> None:
+        store = await disk.open_store()
+        await store.aclose()
+        store = await world.open_store(OPTIONS)
+        disk.fail_reads("consumequeue/orders/0")
+        assert await read(store) == [0]
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        disk = BadReads(world, "making/0-*", failing=1)
+        world.call(main())
+        assert world.failures == []
+
+
+def test_a_key_is_found_though_the_sync_of_the_index_file_made_for_it_fails_once():
+    async def main() -> None:
+        store = await disk.open_store()
+        await store.aclose()
+        store = await world.open_store(OPTIONS)
+        disk.spoil("index")
+        await disk.send(store, COUNT // 2, COUNT // 2 + 1)  # into the same file
+        found = await store.find_messages("key-0", topics=["orders"], max_messages=2)
+        assert [one.queue_offset for one in found] == [0]
+        assert store.status().rebuilt_index_files == 1
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        disk = BadReads(world, "making/rebuilt-*", failing=1)
+        world.call(main())
+        assert world.failures == []
+
+
+async def all_messages(store: LocalMessageStore) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    while len(found) < COUNT:
+        found += await store.read(QUEUE, len(found), max_messages=100, max_bytes=1 << 20)
+    return found

@@ -175,16 +175,32 @@ class KeyIndex:
             if old is self._files[-1]:
                 self._roll(of_whole=False)
                 old.is_left = True
-            made = self._make(
-                self._scratch / f"rebuilt-{old.path.name}",
-                old.header._replace(used_slots=0, next_entry=1),
-            )
             try:
-                yield from self._rebuild_as(made, old, log_)
-            finally:
-                made.close()
+                yield from self._rebuild_in_one(old, log_)
+            except DoubtfulIndex as doubt:
+                if not isinstance(doubt.file.failure, durable.SyncFailed) or isinstance(
+                    old.failure, durable.SyncFailed
+                ):
+                    raise doubt.file.failure or doubt from None
+                # as `durable.in_another_file`, a step at a time
+                log.error("file_made_again", file=str(old.path), error=str(doubt.file.failure))
+                try:
+                    yield from self._rebuild_in_one(old, log_)
+                except DoubtfulIndex as again:
+                    raise again.file.failure or again from None
         finally:
             del self._rebuilding[old]
+
+    def _rebuild_in_one(self, old: "IndexFile", log_: CommitLog) -> Generator[None, None, None]:
+        """Raises DoubtfulIndex: the disk does not take the new file, of which nothing is left."""
+        made = self._make(
+            self._scratch / f"rebuilt-{old.path.name}",
+            old.header._replace(used_slots=0, next_entry=1),
+        )
+        try:
+            yield from self._rebuild_as(made, old, log_)
+        finally:
+            made.close()
 
     def _rebuild_as(
         self, made: "IndexFile", old: "IndexFile", log_: CommitLog
@@ -210,9 +226,9 @@ class KeyIndex:
         except IndexError:  # its first segment was dropped meanwhile
             self._vfs.remove(made.path)
             return  # the next try begins behind it
-        except DoubtfulIndex as doubt:  # the disk does not take the new one either
+        except DoubtfulIndex:
             self._vfs.remove(made.path)
-            raise doubt.file.failure or doubt from None
+            raise
         except OSError:
             self._vfs.remove(made.path)  # else it takes the space that a full disk lacks
             raise

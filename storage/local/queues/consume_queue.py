@@ -528,7 +528,7 @@ class QueueFiles:
             except OSError as error:
                 if not is_failed_sync(error):
                     raise
-                self._replace(path, "a sync of it has failed")
+                self._replace(path, is_unsynced=True)
                 continue
             del self._unsynced[path]
             self._kept_bytes -= kept_bytes
@@ -561,20 +561,27 @@ class QueueFiles:
                 self._unsynced.setdefault(path, Unsynced()).write(file, at, data)
         self._kept_bytes += len(data)
 
-    def _replace(self, path: PurePath, reason: str = "the disk does not give it back") -> None:
+    def _replace(self, path: PurePath, *, is_unsynced: bool = False) -> None:
         """Put a copy in the place of a file: of what the disk has of it, and what was written since
         it was synced. Durable on return.
 
         Pages that the disk does not give back are zeros there: their entries are made again when
-        they are read, or soon.
+        they are read, or soon. `is_unsynced`: the disk has failed the sync of the file, not a read:
+        then the copy is the other file that a failed sync is survived by, and there is no third.
         """
-        made = self._scratch / f"{path.parent.name}-{path.name}"
+        make_copy = partial(
+            self._copy_readable, path, self._scratch / f"{path.parent.name}-{path.name}"
+        )
         try:
-            self._copy_readable(path, made)
+            if is_unsynced:
+                make_copy()
+            else:
+                durable.in_another_file(make_copy)
         except OSError:
             self._handles.forget(path)  # the copy may have the name, and its folder not be synced
             raise
         self._forget(path)
+        reason = "a sync of it has failed" if is_unsynced else "the disk does not give it back"
         log.error("queue_file_replaced", file=str(path), reason=reason)
 
     def _copy_readable(self, path: PurePath, made: PurePath) -> None:
