@@ -8,7 +8,7 @@ from pathlib import PurePath
 import pytest
 
 from storage.files.faulty import FaultyVfs, Plan
-from storage.files.simulated import SimulatedDisk
+from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
 from storage.local.index.key_index import DoubtfulIndex
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -158,6 +158,41 @@ def test_a_lookup_that_meets_a_file_that_the_disk_did_not_take_waits_until_it_is
             list(index.find("orders", "key-0", from_ms=0, to_ms=1 << 62))
         await all_are_found(store, 501)
         assert store.status().rebuilt_index_files == 1
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(main())
+        assert not world.failures
+
+
+def test_an_index_file_that_is_made_again_waits_for_space_before_the_log_is_read_for_it():
+    log_reads: list[PurePath] = []
+    calls = Calls()
+
+    def plan(call: str, path: PurePath) -> None:
+        if call == "read" and path.parent.name == "commitlog":
+            log_reads.append(path)
+        try:
+            calls.plan(call, path)
+        except OSError:
+            world.disk.free_bytes = 3 * BLOCK_BYTES  # less than a file of 500 messages takes
+            log_reads.clear()
+            raise
+
+    async def main() -> None:
+        store = await filled(world, plan)
+        index = store._files.key_index
+        calls.is_failing = True
+        await send(store, 500, 501)
+        await in_time(lambda: index.doubtful is not None)
+        await asyncio.sleep(1)  # a hundred tries
+        assert index.doubtful is not None
+        assert log_reads == []
+        assert world.disk.list_directory(ROOT / "making") == []
+        world.disk.free_bytes = None
+        await in_time(lambda: index.doubtful is None)
+        assert store.status().rebuilt_index_files == 1
+        await all_are_found(store, 501)
+        await store.aclose()
 
     with World(SimulatedDisk(), 1) as world:
         world.call(main())

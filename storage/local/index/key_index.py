@@ -208,6 +208,8 @@ class KeyIndex:
         path = old.path
         begin, end = max(old.header.begin_offset, log_.first_offset), old.header.end_offset
         try:
+            # First: a full disk fails it before the log is read, however often it is tried again.
+            made.allocate(old.header.next_entry)
             walked_end = begin if old.header.is_empty else log_.written_end
             for piece in log_walk.stated(log_.segments, begin, walked_end):
                 kept = piece.record_offsets <= end
@@ -460,6 +462,11 @@ class IndexFile:
         self._newest = None
         if self._checked is not None:
             self._checked = self.sums
+
+    def allocate(self, next_entry: int) -> None:
+        """Take the space on the disk that the file needs up to this entry. Raises OSError."""
+        with self._use() as file:
+            file.allocate(0, index_file.entry_at(self._slots, next_entry))
 
     def add(self, hashes: Ints, log_offsets: Ints, times_ms: Ints) -> None:
         """Entries that fit. Readers see them once the slots point at them.
