@@ -61,6 +61,8 @@ class Mending:
         first, end = zeroed.offsets
         # Those behind are not in the file yet: their records may not be on disk.
         for queue_offset in range(max(first, queue.first), min(end, queue.flushed_end)):
+            if queue.is_deleted:
+                return True
             stored = self._stored(queue, queue_offset) or queue.recent(queue_offset, 1)
             if stored is None:
                 yield from self._queue_check.repair(queue, queue_offset)

@@ -13,8 +13,10 @@ import pytest
 from storage.errors import Backpressure, UnknownTopic
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
+from storage.formats.names import file_name
 from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
+from storage.local.mending import Mending
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
 from tests.support.builders import message
@@ -313,3 +315,80 @@ def test_a_deletion_that_is_cut_off_has_happened_as_a_whole_or_not_at_all(power_
             seen.add(world.call(next_life(world)))
 
     assert {"kept", "gone"} <= seen
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+@pytest.mark.parametrize("kind", ["repair", "mending"])
+def test_entries_that_are_being_made_again_bring_no_file_of_a_deleted_topic_back(
+    kind, is_created_again
+):
+    """A repair, or a mending, is between two of its steps as the topic goes with its files."""
+    folder = ROOT / "consumequeue" / "gone" / "1"
+    path = folder / file_name(0)
+
+    async def fill_log(world: World) -> None:
+        store = await open_store(world)
+        await fill(store)
+        for _ in range(300):  # segments, of which a repair takes one at a step
+            await store.append([message(b"kept", queue=KEPT)])
+        await store.append([message(b"old", queue=GONE)])
+        await store.aclose()
+
+    async def delete(world: World) -> None:
+        store = await open_store(world)
+        files = store._files
+        world.disk.fail_reads(path, 0, 1)
+        if kind == "repair":
+            steps = files.queue_check.repair(files.recovered.queues[GONE], 0)
+        else:
+            files.queue_files.replace_unreadable(GONE, 0)
+            steps = Mending(files).steps()
+        next(steps)
+        next(steps)
+
+        await store.delete_topic("gone")
+        await asyncio.sleep(1)
+        await store.append([message(queue=KEPT)])
+        await asyncio.sleep(1)
+        await store.expire(world.clock.wall_ms(), nothing)
+        assert world.disk.list_directory(folder) == []
+        if is_created_again:
+            await store.create_topic("gone", queue_count=2)
+        for _ in steps:
+            pass
+
+        assert world.disk.list_directory(folder) == []
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(fill_log(world))
+    with World(world.disk.after_kill(), 2) as world:
+        world.call(delete(world))
+        assert not world.failures
+
+
+def test_a_reader_that_waits_for_a_repair_as_its_topic_is_deleted_and_made_again_is_answered():
+    async def fill_log(world: World) -> None:
+        store = await open_store(world)
+        await fill(store)
+        await store.aclose()
+
+    async def read(world: World) -> None:
+        store = await open_store(world)
+        world.disk.fail_reads(ROOT / "consumequeue" / "gone" / "1" / file_name(0), 0, 1)
+        world.runner.hold_up(Lane.DERIVE, seconds=1)
+        reading = asyncio.ensure_future(store.read(GONE, 0, max_messages=1, max_bytes=1))
+        await asyncio.sleep(0.5)
+        await store.delete_topic("gone")
+        await store.create_topic("gone", queue_count=2)
+        await asyncio.wait({reading}, timeout=5)
+
+        assert reading.done()
+        assert isinstance(reading.exception(), UnknownTopic)
+        await store.aclose()
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(fill_log(world))
+    with World(world.disk.after_kill(), 2) as world:
+        world.call(read(world))
+        assert not world.failures

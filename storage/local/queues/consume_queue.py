@@ -46,6 +46,7 @@ class ConsumeQueue:
         "append",
         "first",
         "id",
+        "is_deleted",
         "next_offset",
         "trusted_from",
     )
@@ -53,6 +54,9 @@ class ConsumeQueue:
     def __init__(self, queue: QueueId, *, first: int, end: int) -> None:
         self.id = queue
         self.first = first
+        self.is_deleted = (
+            False  # with its topic: its files may be gone. Owner's thread alone sets it
+        )
         self.next_offset = end  # of the next message that is appended
         # The newest entries, and the offset of the first of them: replaced together, since the read
         # lane asks while we drop.
@@ -250,6 +254,7 @@ class ConsumeQueues:
         """Forget the queues of the topic but for their ends."""
         self.close(topic)
         for queue in self._closing.pop(topic, []):
+            queue.is_deleted = True
             self.note_deleted(queue.id, queue.next_offset)
 
     def note_deleted(self, queue: QueueId, end: int) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from storage.errors import CorruptRecord, OffsetExpired
+from storage.errors import CorruptRecord, OffsetExpired, UnknownTopic
 from storage.formats import inner_batch, lost_note, names, queue_entry
 from storage.formats import record as records
 from storage.formats.queue_entry import QueueEntry
@@ -85,7 +85,7 @@ class QueueCheck:
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
         """Some of the queue's entries from an offset that it has, at least one.
 
-        Raises OffsetExpired, DoubtfulEntry.
+        Raises OffsetExpired, UnknownTopic, DoubtfulEntry.
         """
         try:
             entries = self._files.entries(queue, queue_offset, count)
@@ -99,7 +99,10 @@ class QueueCheck:
         return entries
 
     def record(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> Record:
-        """The record of this message. Raises OffsetExpired, DoubtfulEntry, CorruptRecord."""
+        """The record of this message.
+
+        Raises OffsetExpired, UnknownTopic, DoubtfulEntry, CorruptRecord.
+        """
         try:
             if self._log.length_at(entry.physical_offset) == entry.record_bytes:
                 record = self._message_at(entry, queue.id, queue_offset)
@@ -163,7 +166,8 @@ class QueueCheck:
         """Make the entry again from the log, and those behind it, up to one that is right; a window
         of the log for each step.
 
-        Afterwards the message can be read, or is known to be damaged.
+        Afterwards the message can be read, or is known to be damaged. The repair ends without that
+        if the topic is deleted between two steps: what it wrote then would stay for good.
         """
         try:
             reason = self._reason(queue, queue_offset)
@@ -174,14 +178,18 @@ class QueueCheck:
                 self._files.replace_unreadable(queue.id, queue_offset)
                 begin = self._place_before(queue, queue_offset)
                 yield
+                if queue.is_deleted:
+                    return
                 for found in self._rebuild(queue, queue_offset, begin):
                     is_found = found
                     yield
+                    if queue.is_deleted:
+                        return
             if not is_found:
                 # again: the entry may lead to what a repair left in the place of the message now
                 self._note_damage(queue, queue_offset, self._reason(queue, queue_offset) or reason)
-        except (OffsetExpired, IndexError):
-            return  # dropped meanwhile: the reader meets that
+        except (OffsetExpired, UnknownTopic, IndexError):
+            return  # dropped or deleted meanwhile: the reader meets that
 
     def repaired(self, queue: ConsumeQueue, queue_offset: int) -> Record:
         """As `record`, by the offset alone, and with what it takes to repair the entry.
@@ -215,6 +223,8 @@ class QueueCheck:
         """Raises what is the matter with this message."""
         if queue_offset < queue.first:
             raise OffsetExpired(requested=queue_offset, available=queue.bounds)
+        if queue.is_deleted:
+            raise UnknownTopic(f"topic {queue.id.topic} was deleted")
         damage = self._damaged.get((queue.id, queue_offset))
         if damage is None:
             raise DoubtfulEntry(queue.id, queue_offset)
