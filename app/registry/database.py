@@ -43,7 +43,7 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DatabaseError, IntegrityError, OperationalError
+from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from app.registry.tables import metadata, registry_identity, service_leader
@@ -53,6 +53,8 @@ from storage.files.vfs import is_disk_full
 T = TypeVar("T")
 
 _DISK_FULL = "53100"  # PostgreSQL's disk_full
+_UNIQUE_VIOLATION = "23505"  # PostgreSQL's
+_DUPLICATES = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
 # PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
 _OPENING = int.from_bytes(b"escrowmq", "big")
 
@@ -310,8 +312,6 @@ class Database:
         try:
             with self._engine.begin() as connection:
                 return work(connection)
-        except IntegrityError:
-            raise
         except DatabaseError as error:
             raise refused(error, self._engine.dialect.name) from error
 
@@ -380,8 +380,8 @@ def migrate(connection: Connection, revision: str) -> None:
 
 
 def refused(error: DatabaseError, database: str) -> Exception:
-    """The error that a failed statement becomes: what may pass is RegistryUnavailable, a full disk
-    StorageFull.
+    """The error that a failed statement becomes: what may pass, or is over with the next start, is
+    RegistryUnavailable; a full disk is StorageFull.
     """
     code = _sqlite_code(error)
     if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
@@ -391,6 +391,12 @@ def refused(error: DatabaseError, database: str) -> Exception:
             "the database that holds topics, groups and schedules is not available: "
             f"{_PASSING[code]}"
         )
+    if _is_duplicate(error):
+        return RegistryUnavailable(
+            "the database that holds topics, groups and schedules has an entry of this name that "
+            "this service does not know: another program made it, or the service did, and the "
+            "answer was lost; start the service again"
+        )
     is_away = isinstance(error, OperationalError) or error.connection_invalidated
     return RegistryUnavailable() if database != "sqlite" and is_away else error
 
@@ -398,6 +404,11 @@ def refused(error: DatabaseError, database: str) -> Exception:
 def _sqlite_code(error: DatabaseError) -> int | None:
     extended = getattr(error.orig, "sqlite_errorcode", None)
     return None if extended is None else int(extended) & 0xFF
+
+
+def _is_duplicate(error: DatabaseError) -> bool:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code in _DUPLICATES or getattr(error.orig, "sqlstate", None) == _UNIQUE_VIOLATION
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

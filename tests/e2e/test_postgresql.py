@@ -90,6 +90,26 @@ def test_a_table_that_another_client_of_the_server_locks_is_given_up_and_not_wai
     engine.dispose()
 
 
+def test_a_topic_that_the_service_does_not_know_is_refused_with_what_to_do_and_there_after_a_start(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    engine = create_engine(url)
+    with service(tmp_path, url) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        with engine.begin() as other:  # as a change does whose answer is lost
+            other.execute(text("UPDATE topics SET topic = 'bills'"))
+
+        refused = api.post("/v1/topics", json={"topic": "bills"})
+
+        problem = assert_problem(refused, 503, "registry_unavailable")
+        assert "start the service again" in problem["detail"]
+        assert server.terminate() == 0
+        server.start()
+        assert ok(api.get("/v1/topics/bills"))
+    engine.dispose()
+
+
 def test_machines_with_one_registry_hand_over_and_a_lost_one_is_replaced(postgresql, tmp_path):
     settings = {
         "ESCROWMQ_DATABASE_URL": postgresql.new_database(),

@@ -75,6 +75,18 @@ async def test_a_pooler_whose_server_hangs_is_given_up_and_does_not_keep_the_dat
         writer.close()
 
 
+async def test_an_entry_that_is_there_already_and_is_not_known_is_no_bug(database_url):
+    database = Database(database_url)
+    await database.open()
+    await database.run(added(1))
+
+    with pytest.raises(RegistryUnavailable, match="start the service again"):
+        await database.run(added(1))
+
+    assert await count(database) == 1
+    await database.aclose()
+
+
 async def allow_pages(database: Database, more: int) -> None:
     """So many beyond what the database has now."""
 
