@@ -122,7 +122,7 @@ class Database:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         is_sqlite = url.startswith("sqlite")
         self._socket: socket.socket | None = None  # of the connection to a server
-        self._until_s = 0.0  # so long the caller of what the thread does waits
+        self._until_s = 0.0  # monotonic: when the caller of the job that runs gives up
         if is_sqlite:
             self._engine = create_engine(url, **_SQLITE)
             event.listen(self._engine, "connect", _set_up_sqlite)
@@ -181,8 +181,8 @@ class Database:
             ) from error
 
     def _submit(self, work: Callable[[], T], patience_s: float) -> Future[T]:
-        """Have `work` done on the thread, which it does not hold for ever, even if its caller waits
-        for it no more.
+        """Queue `work` for the thread. Once its time is up its connection is cut, so that it does
+        not hold the thread for ever, even if its caller waits no more.
         """
         job = self._thread.submit(self._do, work, time.monotonic() + patience_s)
         loop = asyncio.get_running_loop()
