@@ -1,4 +1,5 @@
-// Writes the types of an OpenAPI document, and how its operations are sent: node generate.js DOCUMENT
+// Writes the types of an OpenAPI document, and how its operations are sent:
+// node generate.js DOCUMENT
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import openapiTS, { astToString, COMMENT_HEADER } from "openapi-typescript";
 
@@ -38,7 +39,8 @@ function setOf(name, comment, isChosen) {
     ),
   );
   const lines = names.map((one) => `  ${JSON.stringify(one)},\n`);
-  return `/** ${comment} */\nexport const ${name}: ReadonlySet<string> = new Set([\n${lines.join("")}]);\n`;
+  const set = `new Set([\n${lines.join("")}])`;
+  return `/** ${comment} */\nexport const ${name}: ReadonlySet<string> = ${set};\n`;
 }
 
 const takesKey = ({ parameters = [] }) => parameters.some(({ name }) => name === "Idempotency-Key");
