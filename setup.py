@@ -14,7 +14,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
-SERVICE = ("app", "audit", "cli", "delivery", "scheduler", "storage", "txn")
+SERVICE = ("app", "audit", "cli", "console", "delivery", "scheduler", "storage", "txn")
 WITHIN = "escrowmq._service"
 
 
@@ -51,6 +51,7 @@ setup(
     cmdclass={"build_py": BuildWithMigrations},
     package_data={
         f"{WITHIN}.app": ["examples.json", "problems.toml"],
+        f"{WITHIN}.console": ["static/**"],
         f"{WITHIN}.escrowmq_client": ["py.typed"],
     },
     **packages,

@@ -20,6 +20,7 @@ _OPEN_PATHS = (
     "/openapi.json",
     "/openapi-3.0.json",
     "/docs",
+    "/ui",
     "/problems",
 )
 

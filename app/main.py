@@ -27,6 +27,7 @@ from app.events import handlers as events
 from app.fencing import handlers as fencing
 from app.groups import handlers as groups
 from app.groups import leases, offsets
+from app.health import console
 from app.health import endpoints as health
 from app.http.browsers import BrowserRules
 from app.life.life import Life
@@ -214,7 +215,7 @@ def _app_of(
         openapi_url=None,
         redirect_slashes=False,
         # One flat table: a router that is included is asked twice for every request.
-        routes=[*map(OperationRoute, operations), *health.router.routes],
+        routes=[*map(OperationRoute, operations), *health.router.routes, *console.router.routes],
     )
     app.state.lifecycle = lifecycle
     app.state.connections = machine.connections
@@ -222,6 +223,7 @@ def _app_of(
     app.state.metrics = metrics
     app.state.host_of = host_of
     app.mount("/docs/assets", health.ASSETS)
+    app.mount("/ui", console.FILES)
     # What the routes raise passes through to the middleware, which answers; the framework's own
     # errors become refusals here.
     app.add_exception_handler(RequestValidationError, _invalid_path)

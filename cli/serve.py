@@ -193,6 +193,7 @@ def _log_banner(settings: Settings, listener: socket.socket) -> None:
         "starting",
         url=url,
         docs=f"{url}/docs",
+        console=f"{url}/ui/",
         data_dir=str(settings.data_dir.resolve()),
         durability=durability,
         segment_bytes=settings.local.segment_bytes,

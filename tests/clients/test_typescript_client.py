@@ -116,6 +116,12 @@ def test_the_typescript_client_is_formatted_and_passes_its_own_tests(package):
     assert re.search(r"^# fail 0$", printed, re.MULTILINE)
 
 
+def test_the_console_is_formatted_by_the_same_rules(package):
+    rules = ("--config", SOURCE / ".prettierrc")
+
+    package.run("console", "npx", "prettier", *rules, "--check", ROOT / "console" / "static")
+
+
 def test_the_typescript_client_sends_once_what_the_python_client_sends_once(package):
     (table,) = re.findall(
         r"SENT_ONCE: ReadonlySet<string> = new Set\(\[\n(.*?)\n\]\)",

@@ -863,6 +863,10 @@ def routes() -> Iterator[Case]:
         "/docs/assets/nothing.js",
         "/docs/assets/../../../etc/passwd",
         "/docs/assets/%2e%2e/%2e%2e/setup.py",
+        "/ui/nothing.js",
+        "/ui/pages/",
+        "/ui/../../../etc/passwd",
+        "/ui/%2e%2e/__init__.py",
         "/problems/nothing",
     ):
         yield Case(f"GET {path}", "GET", path, status=404, code="route_not_found")
@@ -876,6 +880,7 @@ def routes() -> Iterator[Case]:
         ("POST", "/livez"),
         ("OPTIONS", "/v1/topics"),
         ("POST", "/docs"),
+        ("POST", "/ui/main.js"),
         ("TRACE", "/v1/topics"),
     ):
         yield Case(f"{method} {path}", method, path, status=405, code="method_not_allowed")

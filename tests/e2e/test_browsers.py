@@ -61,7 +61,7 @@ def test_a_request_that_a_foreign_page_sends_changes_nothing(api, undecided):
     )
 
 
-@pytest.mark.parametrize("path", ["/v1/topics", "/livez", "/docs", "/metrics", "/nothing"])
+@pytest.mark.parametrize("path", ["/v1/topics", "/livez", "/docs", "/ui/", "/metrics", "/nothing"])
 def test_no_path_is_served_to_a_foreign_host(api, path):
     assert_problem(api.get(path, headers={"Host": "evil.example:8080"}), 421, "host_not_allowed")
 

@@ -63,7 +63,7 @@ def test_what_the_image_copies_is_all_that_the_distribution_is_built_from(tmp_pa
     built = set(ZipFile(wheel).namelist())
     modules = {
         f"escrowmq/_service/{path.relative_to(ROOT)}"
-        for name in ("app", "audit", "cli", "delivery", "scheduler", "storage", "txn")
+        for name in ("app", "audit", "cli", "console", "delivery", "scheduler", "storage", "txn")
         for path in (ROOT / name).rglob("*.py")
     }
     assert modules <= built

@@ -329,6 +329,7 @@ def test_the_head_of_everything_that_can_be_got_can_be_asked_for(api, topic):
         "/readyz",
         "/metrics",
         "/docs",
+        "/ui/",
         "/openapi.json",
         "/v1/topics",
         f"/v1/topics/{topic}",

@@ -30,6 +30,8 @@ PROBES = (
     "/docs",
     "/docs/openapi.json",
     "/docs/assets/swagger-ui.css",
+    "/ui/",
+    "/ui/main.js",
     "/problems",
 )
 

@@ -31,7 +31,7 @@ FOLDERS = {
     "escrowmq_client": ROOT / "client",
     "pytest_escrowmq": ROOT / "pytest_escrowmq",
 }
-SERVICE = ("app", "audit", "cli", "delivery", "scheduler", "storage", "txn")
+SERVICE = ("app", "audit", "cli", "console", "delivery", "scheduler", "storage", "txn")
 LEFT_OUT = shutil.ignore_patterns(
     ".*", "build", "data", "*.egg-info", "__pycache__", "node_modules"
 )
@@ -172,11 +172,16 @@ def test_a_wheel_has_one_package_under_the_license(wheels, name):
     assert (FOLDERS[name] / "LICENSE").read_text("utf-8") == license_text
 
 
-def test_the_wheel_of_the_service_has_every_module_and_every_migration(wheels):
+def test_the_wheel_of_the_service_has_every_module_every_migration_and_the_console(wheels):
     ours = set().union(*[sources(ROOT / package) for package in SERVICE])
     ours |= sources(ROOT / "client" / "escrowmq_client") | {
         "app/examples.json",
         "app/problems.toml",
+    }
+    console = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "console" / "static").rglob("*")
+        if path.is_file()
     }
     migrations = {f"app/registry/migrations/{path}" for path in sources(ROOT / "alembic")}
     migrations = {path.replace("/alembic/", "/") for path in migrations}
@@ -187,7 +192,7 @@ def test_the_wheel_of_the_service_has_every_module_and_every_migration(wheels):
         if path.startswith("escrowmq/_service/") and not path.endswith(("py.typed", ".mako"))
     }
 
-    assert within == ours | migrations
+    assert within == ours | console | migrations
 
 
 @pytest.mark.parametrize("name", ["escrowmq_client", "pytest_escrowmq"])

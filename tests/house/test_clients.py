@@ -12,15 +12,15 @@ import pytest
 from tests.house.source import ROOT
 from tests.house.test_words import private_words
 
-CODE = (".ts", ".go", ".java", ".rs")
+CODE = (".ts", ".go", ".java", ".rs", ".js", ".css", ".html")
 WIDTH = 100
 
 
 def committed(*suffixes: str) -> list[Path]:
-    """The files of clients/ and openapi/clients/ that are committed, or are about to be."""
+    """The files of clients/, console/ and openapi/clients/ that are committed, or are about to be."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard")
     done = subprocess.run(
-        [*command, "clients", "openapi/clients"],
+        [*command, "clients", "console", "openapi/clients"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -1,0 +1,331 @@
+"""The console: its files, and what a real Chromium shows, where one is installed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from tests.support.browser import Browser, Page, find_chromium
+from tests.support.http import assert_problem, ok, until
+from tests.support.server import Server
+
+STATIC = Path(__file__).parents[2] / "console" / "static"
+FILES = sorted(path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*"))
+MARKUP = '<img/src="x"onerror="document.title=1"><script>document.title=1</script>'
+PATH = re.compile(r"""["`](/v1/[^"`?]*|/readyz)""")
+
+
+def test_every_file_is_served_with_rules_that_let_no_foreign_code_in(api):
+    for name in ("", *FILES):
+        answer = api.get(f"/ui/{name}")
+
+        assert answer.status_code == 200, name
+        rules = answer.headers["content-security-policy"].split("; ")
+        assert {"default-src 'none'", "script-src 'self'", "style-src 'self'"} <= {*rules}
+        assert {"frame-ancestors 'none'", "form-action 'none'", "base-uri 'none'"} <= {*rules}
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-cache"
+    assert api.get("/ui/").text == (STATIC / "index.html").read_text("utf-8")
+
+
+def test_the_address_without_a_slash_leads_to_the_console(api):
+    answer = api.get("/ui", follow_redirects=False)
+
+    # Relative: below a path of a proxy it leads to the console, too.
+    assert (answer.status_code, answer.headers["location"]) == (307, "ui/")
+
+
+def test_an_unchanged_file_is_not_sent_again(api):
+    known = api.get("/ui/main.js").headers["etag"]
+
+    again = api.get("/ui/main.js", headers={"If-None-Match": known})
+
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_page_needs_nothing_from_another_machine_and_has_no_script_of_its_own(api):
+    page = api.get("/ui/").text
+
+    for place in re.findall(r"""(?:src|href)="([^"#]+)\"""", page):
+        assert "//" not in place
+        assert api.get(f"/ui/{place}").status_code == 200, place
+    assert re.search(r"<script(?![^>]*\ssrc=)|<style|\son\w+=|\sstyle=", page) is None
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".js")])
+def test_no_script_makes_markup_or_code_of_what_it_reads(name):
+    script = (STATIC / name).read_text("utf-8")
+
+    made = re.findall(
+        r"innerHTML|outerHTML|insertAdjacentHTML|srcdoc|DOMParser|document\.write|\beval\b"
+        r"|new Function|javascript:|https?://",
+        script,
+    )
+    assert made == []
+
+
+def test_every_path_that_the_console_names_is_one_of_the_document(api):
+    known = {re.sub(r"\{\w+\}", "{}", path) for path in api.get("/openapi.json").json()["paths"]}
+    named = {
+        re.sub(r"\$\{[^}]*\}", "{}", path)
+        for script in STATIC.rglob("*.js")
+        for path in PATH.findall(script.read_text("utf-8"))
+    }
+
+    assert len(named) > 25
+    assert {path for path in named if not path.endswith("/")} - known - {"/readyz"} == set()
+    # The rest of these is a word for what is done with it.
+    assert {path for path in named if path.endswith("/")} == {"/v1/transactions/{}/"}
+
+
+# --------------------------------------------------------------------------------------------------
+# Chromium
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    program = find_chromium()
+    if program is None:
+        pytest.skip("no Chromium is installed")
+    with Browser(program) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser, server) -> Page:
+    """A new tab with the console's overview."""
+    return browser.open(f"{server.url}/ui/")
+
+
+def shown(page: Page, address: str, words: str) -> str:
+    """The text of the page at `address`, once it has `words`."""
+    page.run(f"location.hash = {json.dumps('#/' + address)}")
+
+    def text() -> str | None:
+        found: str = page.run("return document.getElementById('page').innerText")
+        return found if words in found else None
+
+    return until(text, f"a page with {words!r}")
+
+
+@pytest.fixture
+def undecided(api, topic) -> str:
+    """A transaction whose names and message contain markup; its topic is the fixture's."""
+    name = f"{topic} 'or' \"{MARKUP}"
+    message = {"topic": topic, "message": {"payload": MARKUP, "key": MARKUP, "tag": "created"}}
+    body = {
+        "transaction_id": f"of-{topic}",
+        "producer_group": topic,
+        "business_key": name[:255],
+        "messages": [message],
+    }
+    ok(api.post("/v1/transactions", json=body), 201)
+    return f"of-{topic}"
+
+
+def test_the_overview_shows_that_the_service_is_ready_and_what_waits(page, undecided):
+    text = shown(page, "", "Ready: every check passes.")
+
+    assert "transactions prepared" in text
+    assert "takes new messages" in text
+
+
+def test_every_page_of_the_menu_is_shown_without_a_problem(page):
+    addresses = page.run(
+        "return [...document.querySelectorAll('nav a')].map((link) => link.hash.slice(2))"
+    )
+
+    assert len(addresses) == 8
+    for address in addresses:
+        assert "The console changes nothing." in shown(page, address, "The same with curl")
+        assert page.run("return document.querySelectorAll('.problem').length") == 0, address
+        current = page.run("return document.querySelector('nav a[aria-current]').hash")
+        assert current == f"#/{address}"
+
+
+def test_an_undecided_transaction_is_listed_explained_and_can_be_decided_with_its_command(
+    page, api, topic, undecided
+):
+    assert undecided in shown(page, f"transactions?producer_group={topic}", undecided)
+    assert undecided not in shown(page, f"transactions?state=held&producer_group={topic}", "match")
+    text = shown(page, f"transactions/{undecided}", "Commit or roll back")
+    assert f"Transaction {undecided} is prepared" in text
+    assert "half stored" in text
+
+    ok(api.post(f"/v1/transactions/{undecided}/commit"))
+
+    # It is read again by itself.
+    text = shown(page, f"transactions/{undecided}", "was committed by its producer")
+    assert "Commit or roll back" not in text
+
+
+def test_names_and_bodies_with_markup_are_shown_as_text(page, api, topic, undecided):
+    (message,) = ok(api.post(f"/v1/transactions/{undecided}/commit"))["messages"]
+    found = f"messages?topic={topic}&key={quote(MARKUP, safe='')}"
+    for address, words in (
+        (f"transactions?state=committed&producer_group={topic}", MARKUP),
+        (f"transactions/{undecided}", MARKUP),
+        (f"topics/{topic}/{message['queue_id']}", MARKUP),
+        (f"messages/{message['message_id']}", MARKUP),
+        (found, message["message_id"]),
+        ("transactions/%3Cimg%3E", "transaction <img> does not exist"),
+    ):
+        shown(page, address, words)
+        assert page.run("return document.querySelectorAll('#page img, #page script').length") == 0
+    assert page.run("return document.title") != "1"
+
+
+def test_a_script_that_gets_into_the_page_is_not_run(page):
+    page.run(
+        "const script = document.createElement('script');"
+        "script.textContent = 'globalThis.planted = 1';"
+        "document.body.append(script);"
+    )
+
+    assert page.run("return globalThis.planted === undefined") is True
+
+
+def test_a_group_shows_its_lag_its_leases_and_its_dead_letters(page, api, topic):
+    ok(api.put(f"/v1/groups/{topic}", json={"topics": [{"topic": topic}], "max_attempts": 1}), 201)
+    for n in range(3):
+        ok(api.post(f"/v1/topics/{topic}/messages", json={"json": n, "key": f"key-{n}"}), 201)
+    received = ok(api.post(f"/v1/groups/{topic}/receive", json={"max_messages": 2}))["messages"]
+    entry = {"receipt_handle": received[0]["receipt_handle"]}
+    ok(api.post(f"/v1/groups/{topic}/nack", json={"entries": [entry]}))
+
+    text = shown(page, f"groups/{topic}", "redrive")
+
+    assert "1\nready\n" in text
+    assert "1\nleased\n" in text
+    assert "1\ndead letters\n" in text
+    assert received[0]["message_id"] in text
+    assert received[1]["message_id"] in text
+
+
+def test_the_groups_that_are_furthest_behind_come_first(page, api, make_topic):
+    for sent in (1, 3):
+        name = make_topic()
+        for n in range(sent):
+            ok(api.post(f"/v1/topics/{name}/messages", json={"json": n}), 201)
+        ok(api.put(f"/v1/groups/{name}", json={"topics": [{"topic": name}]}), 201)
+
+    text = shown(page, "groups", name)
+
+    first = text.split("Dead letters\n", 1)[1].split("\n", 1)[0]
+    assert first.split("\t")[:2] == [name, "3"]
+
+
+def test_every_command_that_is_shown_works_or_waits_for_a_word_of_the_operator(
+    page, api, topic, undecided
+):
+    ok(api.put(f"/v1/groups/{topic}", json={"topics": [{"topic": topic}], "max_attempts": 1}), 201)
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"json": 1, "key": "it's"}), 201)
+    (received,) = ok(api.post(f"/v1/groups/{topic}/receive", json={"wait_ms": 20_000}))["messages"]
+    entry = {"receipt_handle": received["receipt_handle"]}
+    ok(api.post(f"/v1/groups/{topic}/nack", json={"entries": [entry]}))
+    must_be_edited = 0
+    for address, words in (
+        ("", "Ready"),
+        (f"transactions/{undecided}", "Commit or roll back"),
+        (f"topics/{topic}/{received['queue_id']}", received["message_id"]),
+        (f"groups/{topic}", "redrive"),
+        (f"messages?topic={topic}&key=it's", received["message_id"]),
+        ("schedules", "Cancel it"),
+    ):
+        shown(page, address, words)
+        page.run("document.querySelector('footer details').open = true")
+        texts = page.run("return [...document.querySelectorAll('pre')].map((pre) => pre.innerText)")
+        lines = [line for text in texts for line in text.splitlines() if line.startswith("curl")]
+        assert lines, address
+        for line in lines:
+            script = f"{line} --silent --output /dev/null --write-out '%{{http_code}}'"
+            done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+            edited = "SCHEDULE_ID" in line or "commit or rollback" in line
+            must_be_edited += edited
+            assert done.stdout[0] == ("4" if edited else "2"), line
+
+    assert must_be_edited == 2
+    assert ok(api.get(f"/v1/transactions/{undecided}"))["state"] == "prepared"
+
+
+def test_a_queue_with_large_bodies_lists_its_newest_messages_without_them(page, api, topic):
+    for n in range(8):
+        body = {"payload": f"{n}" * 200_000, "queue_id": 0}
+        ok(api.post(f"/v1/topics/{topic}/messages", json=body), 201)
+
+    text = shown(page, f"topics/{topic}/0", "large")
+
+    assert [line.split("\t")[0] for line in text.splitlines() if "msg_" in line] == [*"01234567"]
+
+
+def test_a_filter_that_is_refused_keeps_its_form(page, topic):
+    shown(page, f"topics/{topic}/0?offset=999", "offset_beyond_end")
+
+    assert page.run("return document.querySelector('[name=offset]').value") == "999"
+
+
+def test_a_filter_leads_to_an_address_of_its_own(page, topic, undecided):
+    shown(page, "transactions", "Producer group")
+    page.run(
+        f"document.querySelector('[name=producer_group]').value = '{topic}';"
+        "document.querySelector('form button').click();"
+    )
+
+    until(lambda: f"producer_group={topic}" in page.run("return location.hash"), "the address")
+    assert undecided in shown(page, f"transactions?producer_group={topic}", undecided)
+
+
+def test_a_page_without_the_service_says_so_and_comes_back_with_it(browser, tmp_path):
+    with Server(tmp_path / "data") as server:
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, "topics", "There is no topic yet.")
+        server.terminate()
+        shown(page, "groups", "The service cannot be reached")
+
+        server.start()
+
+        shown(page, "groups", "There is no consumer group yet.")
+
+
+def test_a_service_that_hangs_is_not_shown_as_ready(browser, tmp_path):
+    with Server(tmp_path / "data") as server:
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, "", "Ready: every check passes.")
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            text = shown(page, "", "No answer in 15 s.")
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+
+        assert "Ready" not in text
+        shown(page, "", "Ready: every check passes.")
+
+
+def test_with_api_keys_the_page_asks_for_one_and_forgets_it_on_request(browser, tmp_path):
+    keys = {"ESCROWMQ_API_KEYS": '["first-key", "zweiter-schlüssel"]'}
+    sign_in = (
+        "document.querySelector('#page input').value = %s;"
+        "document.querySelector('#page form button').click();"
+    )
+    with Server(tmp_path / "data", environment=keys) as server, server.client() as api:
+        assert api.get("/ui/").status_code == 200
+        assert_problem(api.get("/v1/transactions"), 401, "unauthenticated")
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, "topics", "needs an API key")
+
+        page.run(sign_in % "'wrong-key'")
+        shown(page, "topics", "does not know this API key")
+        page.run(sign_in % "'zweiter-schlüssel'")
+        text = shown(page, "topics", "There is no topic yet.")
+
+        assert "zweiter" not in page.run("return document.documentElement.outerHTML")
+        assert "The same with curl" in text
+        page.run("document.getElementById('sign-out').click()")
+        shown(page, "topics", "needs an API key")
+        assert page.run("return sessionStorage.length + localStorage.length") == 0
