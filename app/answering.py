@@ -147,7 +147,7 @@ def as_client_gets(operation: Operation, host: Host) -> Iterator[None]:
     except MessagingError as error:
         for_client = host.error_for_client(error)
         if for_client is error:
-            for_client = in_path(operation, error)
+            for_client = located(operation, error)
             if operation.tells_pressure:
                 for_client = as_refusal(for_client)
                 for_client.headers |= host.pressure_header()
@@ -157,20 +157,20 @@ def as_client_gets(operation: Operation, host: Host) -> Iterator[None]:
         raise for_client from error
 
 
-def in_path(operation: Operation, error: MessagingError) -> MessagingError:
-    """The error, with `/path/...` as the pointer to a part of the operation's path: for what raises
-    it, it was the value of a field.
+def located(operation: Operation, error: MessagingError) -> MessagingError:
+    """The error, with `/path/...` as the pointer to a part of the operation's path and `/query/...`
+    as that to a query parameter: for what raises it, it was the value of a field.
     """
-    if not operation.path_parts or not isinstance(error, InvalidRequest | Refusal):
+    if not isinstance(error, InvalidRequest | Refusal):
         return error
+    places = {f"/{name}": f"/path/{name}" for name in operation.path_parts}
+    if operation.method == "GET":  # a body may have a field of the same name
+        places |= {f"/{name}": f"/query/{name}" for name in operation.query_names}
     refusal = as_refusal(error)
-    pointers = {f"/{name}" for name in operation.path_parts}
-    if not any(field.pointer in pointers for field in refusal.errors):
+    if not any(field.pointer in places for field in refusal.errors):
         return error
     fields = [
-        msgspec.structs.replace(field, pointer=f"/path{field.pointer}")
-        if field.pointer in pointers
-        else field
+        msgspec.structs.replace(field, pointer=places.get(field.pointer, field.pointer))
         for field in refusal.errors
     ]
     return refusal.with_errors(fields)

@@ -163,6 +163,13 @@ class Operation:
         return findall(r"{(\w+)}", self.path)
 
     @cached_property
+    def query_names(self) -> list[str]:
+        """The names of the query parameters."""
+        if self.query is None:
+            return []
+        return [field.encode_name for field in msgspec.structs.fields(self.query)]
+
+    @cached_property
     def problem_codes(self) -> list[str]:
         reading = () if self.method == "GET" else READING
         return list(dict.fromkeys([*ALWAYS, *self.problems, *reading]))

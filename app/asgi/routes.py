@@ -246,7 +246,7 @@ class _EventStream:
         try:
             await self._answer(host_of(self._operation), parts)
         except MessagingError as error:
-            for_client = answering.in_path(self._operation, error)
+            for_client = answering.located(self._operation, error)
             refusal = as_refusal(for_client)
             takes_events = EVENTS in self._incoming.headers.get("accept", "")
             if self._has_begun or not takes_events or not refusal.kind.retryable:

@@ -496,6 +496,24 @@ def test_an_error_of_a_name_in_a_path_points_to_the_path(api):
         assert expected in found
 
 
+@pytest.mark.parametrize(
+    ("path", "pointer"),
+    [
+        ("/v1/messages?topic=a+b&key=order-8812", "/query/topic"),
+        ("/v1/schedules?topic=a+b", "/query/topic"),
+        ("/v1/tasks?group=a+b", "/query/group"),
+        ("/v1/groups/{group}/offsets?topic=a+b", "/query/topic"),
+        ("/v1/topics/{topic}/queues/0/messages?group=a+b", "/query/group"),
+    ],
+)
+def test_an_error_of_a_name_in_a_query_points_to_the_query(api, topic, path, pointer):
+    ok(api.put(f"/v1/groups/of-{topic}"), 201)
+
+    answer = api.get(path.format(topic=topic, group=f"of-{topic}"))
+
+    assert_problem(answer, 422, "validation_failed", pointer)
+
+
 # --------------------------------------------------------------------------------------------------
 # Request-Id
 
