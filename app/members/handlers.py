@@ -28,8 +28,9 @@ from app.members.schemas import (
 )
 from app.messages.payload import check_text
 from app.operations import WRITING, operation
-from app.problems import Refusal, invalid_field
+from app.problems import Refusal, invalid_field, refusal_of_field
 from app.registry.consumer_groups import ConsumerGroup
+from app.registry.topics import Topic
 from app.services import Services
 from app.topics.schemas import PageQuery
 from delivery.groups import GroupRules, Start
@@ -37,7 +38,7 @@ from delivery.members import service as delivery
 from delivery.members.assignment import Strategy
 from delivery.members.events import Joined
 from delivery.members.table import GroupMembers
-from storage.errors import UnknownQueue, UnknownTopic
+from storage.errors import MessagingError, UnknownQueue, UnknownTopic
 from storage.message import QueueId
 
 _AT_ONCE = 256  # queues that are looked at: some 2 ms
@@ -270,14 +271,9 @@ def _queues_of_member(services: Services, group: str, given: LocksInput) -> list
 
 
 def _check_topics(services: Services, given: JoinInput) -> None:
-    """Raise Refusal where a topic does not exist."""
+    """Raise Refusal where a topic does not exist, or cannot."""
     for index, one in enumerate(given.topics):
-        try:
-            services.topics.get(one.topic)
-        except UnknownTopic as error:
-            raise invalid_field(
-                f"/topics/{index}/topic", "topic_not_found", error.detail
-            ) from error
+        _topic(services, one.topic, f"/topics/{index}/topic")
 
 
 def _request(services: Services, given: JoinInput, rules: GroupRules) -> delivery.JoinRequest:
@@ -333,17 +329,24 @@ def _queues(services: Services, given: Sequence[QueueName]) -> list[QueueId]:
     """Raises Refusal."""
     found = []
     for index, one in enumerate(given):
+        topic = _topic(services, one.topic, f"/queues/{index}/topic")
         try:
-            found.append(services.topics.get(one.topic).queue(one.queue_id))
-        except UnknownTopic as error:
-            raise invalid_field(
-                f"/queues/{index}/topic", "topic_not_found", error.detail
-            ) from error
+            found.append(topic.queue(one.queue_id))
         except UnknownQueue as error:
             raise invalid_field(
                 f"/queues/{index}/queue_id", "queue_not_found", error.detail
             ) from error
     return found
+
+
+def _topic(services: Services, name: str, pointer: str) -> Topic:
+    """The topic that a field names. Raises Refusal."""
+    try:
+        return services.topics.get(name)
+    except UnknownTopic as error:
+        raise invalid_field(pointer, "topic_not_found", error.detail) from error
+    except MessagingError as error:
+        raise refusal_of_field(error, pointer) from error
 
 
 # --------------------------------------------------------------------------------------------------

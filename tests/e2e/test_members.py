@@ -590,9 +590,11 @@ def test_the_lock_of_a_silent_member_holds_until_it_expires(escrowmq, group):
         ({"session_timeout_ms": 3_600_001}, "/session_timeout_ms"),
         ({"topics": []}, "/topics"),
         ({"topics": [{"topic": "no-such-topic"}]}, "/topics/0/topic"),
+        ({"topics": [{"topic": "a b"}]}, "/topics/0/topic"),
         ({"strategy": "manual"}, "/queues"),
         ({"queues": [{"topic": "no-such-topic", "queue_id": 0}]}, "/queues"),
         ({"strategy": "manual", "queues": [{"topic": "x", "queue_id": 0}]}, "/queues/0/topic"),
+        ({"strategy": "manual", "queues": [{"topic": "a b", "queue_id": 0}]}, "/queues/0/topic"),
         ({"room": "north"}, "/room"),
         ({"start": "time"}, "/start_at"),
         ({"start_at": "2026-03-02T00:00:00Z"}, "/start_at"),
@@ -603,6 +605,14 @@ def test_the_lock_of_a_silent_member_holds_until_it_expires(escrowmq, group):
 def test_a_join_that_makes_no_sense_is_refused_and_leaves_no_group(group, fields, pointer):
     assert_problem(group.try_join(**fields), 422, "validation_failed", pointer)
     assert_problem(group.api.get(group.path), 404, "group_not_found")
+
+
+def test_a_reserved_topic_is_refused_with_its_place(group):
+    reserved = {"topic": f"%RETRY%{group.name}", "queue_id": 0}
+    by_hand = group.try_join(strategy="manual", queues=[group.place(0), reserved])
+    assert_problem(by_hand, 422, "reserved_topic", "/queues/1/topic")
+    joined = group.try_join(topics=[{"topic": reserved["topic"]}])
+    assert_problem(joined, 422, "reserved_topic", "/topics/0/topic")
 
 
 def test_queues_that_do_not_exist_are_refused(group):
