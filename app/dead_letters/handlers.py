@@ -1,5 +1,7 @@
 """Dead letters over HTTP: list, look at, redrive, purge."""
 
+from contextlib import suppress
+
 from msgspec import UNSET
 
 from app.dead_letters.schemas import (
@@ -23,6 +25,7 @@ from app.word_sets import PayloadForm
 from delivery.leases import retry_message
 from delivery.leases.tasks import Wanted
 from delivery.settle.dead_letters import Redrive
+from storage.errors import UnknownTopic
 from storage.message import StoredMessage
 from storage.opening import opened_to_show
 
@@ -129,6 +132,9 @@ async def redrive(services: Services, call: Call, group: str, given: RedriveInpu
     """
     services.consumer_groups.get(group)
     wanted = _wanted(given)
+    if wanted.topic is not None:
+        with suppress(UnknownTopic):  # no dead letter was sent to it
+            services.topics.get(wanted.topic)
     request = Redrive(
         wanted=wanted,
         reset_attempts=given.reset_attempts,

@@ -437,6 +437,7 @@ def test_the_leases_of_a_group_are_listed_page_by_page_until_they_end(api, topic
         ({"select": "ids"}, "/message_ids"),
         ({"select": "ids", "message_ids": ["msg_1"], "reason_contains": "x"}, "/reason_contains"),
         ({"select": "all", "topic": "orders"}, "/topic"),
+        ({"select": "query", "topic": "a b"}, "/topic"),
         ({"select": "all", "from": "2026-01-01T00:00:00.000Z"}, "/from"),
         ({"select": "query", "from": "yesterday"}, "/from"),
         ({"select": "query", "query": {"topic": "orders"}}, "/query"),
@@ -449,6 +450,15 @@ def test_a_redrive_says_which_fields_go_with_which_selection(api, topic, body, p
     assert_problem(
         api.post(f"{group.path}/dead-letters/redrive", json=body), 422, "validation_failed", pointer
     )
+
+
+def test_a_redrive_by_a_reserved_topic_is_refused(api, topic):
+    group = Group(api, topic)
+    body = {"select": "query", "topic": f"%RETRY%{group.name}", "dry_run": True}
+
+    redriven = api.post(f"{group.path}/dead-letters/redrive", json=body)
+
+    assert_problem(redriven, 422, "reserved_topic")
 
 
 def test_a_reset_says_before_what_it_would_do_and_then_does_it(api, topic, group):
