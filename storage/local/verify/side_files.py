@@ -130,6 +130,7 @@ def _snapshots(scope: Scope) -> Iterator[VerifyStep]:
         try:
             size = file.size()
             head = file.read(0, snapshot_file.HEAD_BYTES)
+            yield VerifyStep(len(head), f"{SNAPSHOTS}/{name}")
             crc = 0
             for at in range(len(head), size, _READ_BYTES):
                 piece = file.read(at, _READ_BYTES)
