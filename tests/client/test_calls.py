@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from escrowmq_client import (
@@ -21,6 +22,7 @@ from escrowmq_client import (
     Retry,
     Unreachable,
 )
+from escrowmq_client.models.content import Content
 from tests.client.test_event_stream import lines_of
 
 VERSION = {"name": "EscrowMQ", "version": "1", "api_version": "v1"}
@@ -190,6 +192,18 @@ def test_an_answer_that_no_decoder_takes_is_an_error_of_the_client(execute, body
         execute(Played(httpx.Response(200, content=body)), "get_version")
     with pytest.raises(ProblemError, match="418 unknown"):
         execute(Played(httpx.Response(418, content=body)), "get_version")
+
+
+@pytest.mark.parametrize(
+    ("payload", "encoding"),
+    [("[" * 100_000, "utf8"), ("Iv8i", "base64"), ("<html>", "utf8")],
+    ids=["nested", "not UTF-8", "no JSON"],
+)
+def test_a_body_that_cannot_be_read_as_json_is_the_error_of_one_that_is_no_json(payload, encoding):
+    reply = Content(payload=payload, payload_encoding=encoding, properties={})
+
+    with pytest.raises(msgspec.DecodeError):
+        reply.json()
 
 
 @pytest.mark.parametrize("charset", ["hex", "idna", "undefined"])

@@ -37,6 +37,11 @@ class Content(Output, frozen=True, kw_only=True):
     def json(self, type: Any = Any) -> Any:  # noqa: A002  the word of msgspec
         """Decode the body from JSON, into `type` if given (a dataclass, a Struct, a TypedDict ...).
 
-        Raises msgspec.DecodeError if the body is not JSON, or not of that type.
+        Raises msgspec.DecodeError if the body is not JSON, is nested too deeply, or not of that
+        type.
         """
-        return msgspec.json.decode(self.body, type=type)
+        body = self.body
+        try:
+            return msgspec.json.decode(body, type=type)
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise msgspec.DecodeError(f"the body cannot be read as JSON: {error}") from error
