@@ -5,7 +5,7 @@ import msgspec
 
 from app.fencing.promotion import NoAnswer
 from app.fencing.schemas import NodePromise, PromiseInput
-from app.names.http_server import reason_of
+from app.names.http_server import UNREADABLE, reason_of
 
 ASK_S = 3.0  # one that does not answer meanwhile is not counted on
 _PROMISE_S = 20.0  # a replica syncs what it has before it promises, and a service stops first
@@ -39,5 +39,5 @@ class HttpNode:
             raise NoAnswer(reason_of(response))
         try:
             return msgspec.json.decode(response.content, type=NodePromise)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise NoAnswer(f"an answer that cannot be read: {error}") from None

@@ -12,6 +12,8 @@ from app.names.registrar import CannotRegister, NameServer
 from app.names.registration import NodeRegistration
 from app.names.schemas import NodeRegistered
 
+# Out of a decoder, for what another program has sent.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SHOWN = 300  # characters of an answer that is no problem document
 
 
@@ -32,7 +34,7 @@ class HttpNameServer:
         response = await self._request("PUT", node, msgspec.json.encode(registration))
         try:
             return msgspec.json.decode(response.content, type=NodeRegistered)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise CannotRegister(f"an answer that cannot be read: {error}") from None
 
     async def unregister(self, node: str) -> None:
@@ -84,6 +86,8 @@ def reason_of(response: httpx.Response) -> str:
     """Why a node refused a request, in a line."""
     try:
         problem = msgspec.json.decode(response.content, type=_Problem)
-    except msgspec.DecodeError:
-        return f"{response.status_code} {response.text[:_SHOWN]}"
+    except UNREADABLE:
+        # Not `response.text`: it may name any encoding of Python, also one of no text.
+        shown = response.content.decode("utf-8", "replace")[:_SHOWN]
+        return f"{response.status_code} {shown}"
     return f"{response.status_code} {problem.code}: {problem.detail}"

@@ -197,7 +197,7 @@ def decode(payload: bytes, message: type[M]) -> M:
     """Raises BadFrame."""
     try:
         return msgspec.msgpack.decode(payload, type=message)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadFrame(f"a {message.__name__} that cannot be read: {error}") from None
 
 

@@ -72,7 +72,7 @@ async def bounds_of(broker: Broker) -> LogBounds:
         return LogBounds(
             max(0, int(table["commitLogMinOffset"])), max(0, int(table["commitLogMaxOffset"]))
         )
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, ValueError) as error:
+    except (msgspec.DecodeError, KeyError, ValueError, RecursionError) as error:
         raise BadAnswer(f"a state that cannot be read: {error}") from None
 
 

@@ -113,6 +113,6 @@ def _decode(frame: bytes) -> tuple[_Header, bytes]:
         raise BadAnswer("a header that is not JSON, or longer than its frame")
     try:
         header = msgspec.json.decode(frame[_LENGTH.size : end], type=_Header)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadAnswer(f"a header that cannot be read: {error}") from None
     return header, frame[end:]

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from app.fencing.schemas import Promotion
-from app.names.http_server import reason_of
+from app.names.http_server import UNREADABLE, reason_of
 from app.names.schemas import Node, NodeList
 from cli.common import Exit, say
 
@@ -25,7 +25,7 @@ def run(url: str, *, hand_over: bool, accept_loss: bool, yes: bool, api_key: str
             return _run(http, hand_over=hand_over, accept_loss=accept_loss, yes=yes)
     except (httpx.HTTPError, httpx.InvalidURL, _NotDone) as error:
         say(f"{url}: {str(error) or type(error).__name__}")
-    except msgspec.DecodeError:
+    except UNREADABLE:
         say(f"{url}: what answers there is no machine of the service")
     return Exit.NOT_CARRIED_OUT
 

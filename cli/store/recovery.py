@@ -34,7 +34,7 @@ def of_service(url: str, api_key: str | None) -> list[StartView]:
         found = msgspec.json.decode(body, type=RecoveryView)
         # The newest one, without the field `earlier`.
         return [msgspec.json.decode(body, type=StartView), *found.earlier]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{address} did not return a report of this version: {error}") from None
 
 

@@ -64,6 +64,7 @@ async def test_a_refusal_has_the_words_of_the_broker():
         (struct.pack(">ii", 4, 100), "longer than its frame"),
         (frame(b"{"), "cannot be read"),
         (frame(b"\xff"), "cannot be read"),
+        pytest.param(frame(b'{"other": ' + b"[" * 100_000), "cannot be read", id="nested"),
         (frame(b'{"code": "0"}'), "cannot be read"),
         (answer(opaque=7), "an answer to request 7"),
     ],
