@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from escrowmq_client.client import Client
     from escrowmq_client.errors import (
         AlreadyResolved,
+        CannotConnect,
         ClientClosed,
         Conflict,
         EscrowMQError,
@@ -101,6 +102,7 @@ __all__ = [
     "BatchEntry",
     "BatchResult",
     "Call",
+    "CannotConnect",
     "Check",
     "CheckAnswer",
     "CheckInput",
@@ -170,8 +172,8 @@ _HOMES = {
     "checker": "AsyncChecker Checker",
     "client": "Client",
     "errors": (
-        "AlreadyResolved ClientClosed Conflict EscrowMQError InvalidAnswer LeaseLost NotFound "
-        "NotPrimary Overloaded PoolExhausted ProblemError Refused Unreachable"
+        "AlreadyResolved CannotConnect ClientClosed Conflict EscrowMQError InvalidAnswer LeaseLost "
+        "NotFound NotPrimary Overloaded PoolExhausted ProblemError Refused Unreachable"
     ),
     "markers.base": "FencedError MarkerCommitsAlone Markers Outcome OutcomeUnknown",
     "markers.for_dbapi": "DbApiMarkers",

@@ -13,7 +13,9 @@ from escrowmq_client.errors import EscrowMQError, NotPrimary, Overloaded, PoolEx
 
 _BEGINNINGS = ("http://", "https://")
 _LAST_PORT = 65_535
-_HOST = re.compile(rb"[A-Za-z0-9._:-]+")  # as sent: httpx escapes what no name has
+# As sent: httpx escapes what no name has. A name has parts of 1 to 63 characters.
+_NAME = re.compile(rb"(?=.{1,254}\Z)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*\.?")
+_IPV6 = re.compile(rb"(?=.*:)[A-Fa-f0-9.:]+")
 
 
 class Addresses:
@@ -66,7 +68,7 @@ def _check(url: str) -> None:
         raise ValueError(f"{url!r} is no URL: {error}") from error
     if not parsed.host:
         raise ValueError(f"the URL has no host: {url!r}")
-    if not _HOST.fullmatch(parsed.raw_host):
+    if not _NAME.fullmatch(parsed.raw_host) and not _IPV6.fullmatch(parsed.raw_host):
         raise ValueError(f"the URL has a host that cannot be: {url!r}")
     if parsed.port is not None and not 0 < parsed.port <= _LAST_PORT:
         raise ValueError(f"the URL has a port that does not exist: {url!r}")

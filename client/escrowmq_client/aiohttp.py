@@ -147,5 +147,11 @@ def _as_of_httpx(request: httpx.Request) -> Generator[None, None, None]:
     except Exception as error:
         for kind, of_httpx in _ERRORS:
             if isinstance(error, kind):
-                raise of_httpx(str(error) or type(error).__name__, request=request) from error
+                raise of_httpx(_text(error), request=request) from error
         raise
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"{error.status} {error.message}"  # as httpx says it
+    return str(error) or type(error).__name__

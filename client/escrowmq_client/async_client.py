@@ -49,7 +49,15 @@ from escrowmq_client.pools import AsyncPool, OneProcess, new_async_http
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import AsyncTransactionScope
-from escrowmq_client.transport import LOST, Connection, Hooks, check_events, error_from, read
+from escrowmq_client.transport import (
+    LOST,
+    NO_ADDRESS,
+    Connection,
+    Hooks,
+    check_events,
+    error_from,
+    read,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -141,7 +149,7 @@ class AsyncClient:
             response = await self._request(request)
         except LOST as error:
             raise error_from(error, request["url"].removesuffix(call.path)) from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except NO_ADDRESS as error:
             raise ValueError(f"{call.operation}: {error}") from error
         return read(response, call.parse)
 
@@ -225,6 +233,8 @@ class AsyncClient:
             except LOST as error:
                 self._pool.check_open()
                 failure = error_from(error, url)
+            except NO_ADDRESS as error:
+                raise ValueError(f"{call.operation}: {error}") from error
             except EscrowMQError as error:
                 failure = error
             self._connection.addresses.note(failure, url)

@@ -41,7 +41,15 @@ from escrowmq_client.pools import OneProcess, Pool, new_http
 from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import TransactionScope
-from escrowmq_client.transport import LOST, Connection, Hooks, check_events, error_from, read
+from escrowmq_client.transport import (
+    LOST,
+    NO_ADDRESS,
+    Connection,
+    Hooks,
+    check_events,
+    error_from,
+    read,
+)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -139,7 +147,7 @@ class Client:
             response = self._request(request)
         except LOST as error:
             raise error_from(error, request["url"].removesuffix(call.path)) from error
-        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        except NO_ADDRESS as error:
             raise ValueError(f"{call.operation}: {error}") from error
         return read(response, call.parse)
 
@@ -220,6 +228,8 @@ class Client:
             except LOST as error:
                 self._pool.check_open()
                 failure = error_from(error, url)
+            except NO_ADDRESS as error:
+                raise ValueError(f"{call.operation}: {error}") from error
             except EscrowMQError as error:
                 failure = error
             self._connection.addresses.note(failure, url)

@@ -2,6 +2,7 @@
 
 EscrowMQError
 ├── Unreachable          no answer: the service was not reached, or its answer was lost
+│   ├── CannotConnect    a proxy refused to connect, or the certificate is not trusted
 │   └── PoolExhausted    all connections of an `httpx.Client` of the caller were in use
 ├── ClientClosed         the client was closed, or is that of a process that forked
 ├── ProblemError         the service refused the request, with a problem document
@@ -44,6 +45,14 @@ class Unreachable(EscrowMQError):
     def __init__(self, reason: str, *, outcome_unknown: bool) -> None:
         super().__init__(reason)
         self.outcome_unknown = outcome_unknown
+
+
+class CannotConnect(Unreachable):
+    """A connection that fails in the same way at each try: nothing was sent.
+
+    A proxy has refused to connect, for example as it wants a password (407), or the certificate is
+    not one that the client trusts.
+    """
 
 
 class PoolExhausted(Unreachable):

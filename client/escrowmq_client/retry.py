@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from escrowmq_client.errors import (
     NO_DOCUMENT,
+    CannotConnect,
     EscrowMQError,
     NotFound,
     NotPrimary,
@@ -78,6 +79,7 @@ class Attempts:
         self._rounds = rounds
         self._failures = 0
         self._hops = 0  # in a row
+        self._cannot_connect = 0  # in a row
         self._may_be_done = False  # by a try whose answer was lost
         self._first_failed_ms = 0.0
         self._reached_ms: float | None = None
@@ -106,6 +108,9 @@ class Attempts:
             self._failures = 0
         self._reached_ms = None
         self._failures += 1
+        self._cannot_connect = self._cannot_connect + 1 if isinstance(error, CannotConnect) else 0
+        if self._cannot_connect and self._rounds(self._cannot_connect + 1) > 1:
+            return None  # to no address
         return self._retry.wait_ms(
             error,
             failures=self._rounds(self._failures),

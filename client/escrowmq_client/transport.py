@@ -2,6 +2,7 @@
 
 import os
 import re
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
@@ -14,6 +15,7 @@ from escrowmq_client.addresses import Addresses
 from escrowmq_client.call import EVENTS, UNREADABLE, Answer, Call
 from escrowmq_client.errors import (
     NO_DOCUMENT,
+    CannotConnect,
     EscrowMQError,
     InvalidAnswer,
     PoolExhausted,
@@ -39,6 +41,9 @@ LOST = (
     httpx.ProxyError,
     httpx.DecodingError,
 )
+NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol)
+# Out of a proxy's refusal to connect: its status. One of these may be another at the next try.
+_REFUSAL = re.compile(r"4\d\d\b(?<!408)(?<!425)(?<!429)")
 _MOST_DIGITS = 9  # of seconds: 30 years
 _FROM_A_PROXY = (502, 503, 504)  # where they have no problem document
 
@@ -117,10 +122,24 @@ def error_from(error: httpx.RequestError, url: str) -> Unreachable | InvalidAnsw
         return InvalidAnswer(f"{url}: {reason}")
     if isinstance(error, httpx.PoolTimeout):
         return PoolExhausted(f"{url}: {reason}", outcome_unknown=False)
+    if isinstance(error, httpx.ProxyError) and _REFUSAL.match(str(error)):
+        return CannotConnect(f"{url}: the proxy refuses to connect: {error}", outcome_unknown=False)
+    if _is_distrust(error):
+        return CannotConnect(f"{url}: {reason}", outcome_unknown=False)
     return Unreachable(
         f"{url}: {reason}",
         outcome_unknown=not isinstance(error, NOT_SENT),
     )
+
+
+def _is_distrust(error: BaseException | None) -> bool:
+    """Tell whether a connection failed as a certificate is not trusted."""
+    while error is not None:
+        # Behind tasks httpcore has it as an argument alone.
+        if any(isinstance(one, ssl.SSLCertVerificationError) for one in (error, *error.args)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def read(response: httpx.Response, parse: Callable[[Answer], T]) -> T:

@@ -1,6 +1,7 @@
 """A client that knows several machines of a service, of which one takes requests."""
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from escrowmq_client import (
     AsyncClient,
+    CannotConnect,
     Client,
     NotPrimary,
     PoolExhausted,
@@ -117,6 +119,55 @@ def test_the_machines_are_asked_in_turn_until_one_is_the_service(connect):
     client.run("get_version")
 
     assert machines.asked == ["a", "b", "c", "c", "a", "b"]
+
+
+def untrusted() -> Exception:
+    error = httpx.ConnectError("certificate verify failed")
+    error.__cause__ = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    return error
+
+
+def test_a_machine_that_cannot_be_connected_to_is_left_for_the_others_in_turn(connect):
+    machines = Machines(a=untrusted, b=untrusted, c=answered)
+    client = connect(machines, [A, B, C])
+
+    client.run("get_version")
+
+    assert machines.asked == ["a", "b", "c"]
+
+
+def test_a_machine_that_cannot_be_connected_to_does_not_end_the_wait_for_another(connect):
+    answers = iter([refused, refused, answered])
+    machines = Machines(a=lambda: next(answers)(), b=untrusted)
+    client = connect(machines, [A, B])
+
+    client.run("get_version")
+
+    assert machines.asked == ["a", "b", "a", "b", "a"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_call_fails_where_no_machine_can_be_connected_to(connect, count):
+    machines = Machines(a=untrusted, b=untrusted, c=untrusted)
+    with pytest.raises(CannotConnect):
+        connect(machines, [A, B, C][:count]).run("get_version")
+
+    assert machines.asked == ["a", "b", "c"][:count]
+
+
+@pytest.mark.parametrize(
+    "host", ["a..b", ".a", "a" * 64, f"shop.{'a' * 64}.test", ".".join(["a" * 50] * 6), "a.."]
+)
+def test_a_host_that_no_name_can_be_is_refused_at_once(connect, host):
+    with pytest.raises(ValueError, match="host that cannot be"):
+        connect(Machines(), f"http://{host}:8080")
+
+
+@pytest.mark.parametrize(
+    "host", ["shop.test.", "a" * 63, "_shop.test", "127.0.0.1", "[::1]", "b\u00fccher.test", "-a"]
+)
+def test_a_host_that_may_exist_is_taken(connect, host):
+    assert connect(Machines(), f"http://{host}:8080").client.url.endswith(f"{host}:8080")
 
 
 def test_addresses_of_the_environment_are_several_too(connect, monkeypatch):

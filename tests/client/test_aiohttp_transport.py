@@ -10,7 +10,15 @@ from contextlib import suppress
 import httpx
 import pytest
 
-from escrowmq_client import AsyncClient, ClientClosed, MessageInput, Retry, Unreachable
+from escrowmq_client import (
+    AsyncClient,
+    CannotConnect,
+    Client,
+    ClientClosed,
+    MessageInput,
+    Retry,
+    Unreachable,
+)
 from escrowmq_client.aiohttp import connections
 from escrowmq_client.call import Call, nothing
 from tests.client.test_connections import MANY, ONCE, PATIENCE_S, VERSION, Service
@@ -240,6 +248,37 @@ async def test_what_a_proxy_refuses_to_connect_was_not_sent_and_is_sent_again(tu
     assert await asyncio.wait_for(call, PATIENCE_S) == VERSION
 
 
+@pytest.mark.parametrize("refusal", [b"407 Proxy Authentication Required", b"403 No"])
+async def test_what_a_proxy_refuses_for_good_is_an_error_at_once(tunnels, by_proxy, refusal):
+    tunnels.refusal = refusal
+    client = AsyncClient("https://shop.test", http=by_proxy)
+    with pytest.raises(CannotConnect, match=f"shop.test: .*proxy.*{refusal.decode()}") as ended:
+        await client.get_version()
+
+    assert not ended.value.outcome_unknown
+    assert len(tunnels.asked) == 1
+
+
+async def test_what_a_proxy_refuses_for_good_is_an_error_at_once_in_threads(tunnels):
+    tunnels.refusal = b"407 Proxy Authentication Required"
+    with Client("https://shop.test") as client:
+        for call in (client.get_version, lambda: next(client.stream_messages("billing"))):
+            with pytest.raises(CannotConnect, match=r"proxy.*407 Proxy Authentication Required"):
+                await asyncio.to_thread(call)
+
+    assert len(tunnels.asked) == 2
+
+
+async def test_a_proxy_that_is_busy_is_asked_again(tunnels, by_proxy):
+    tunnels.refusal = b"429 Too Many Requests"
+    client = AsyncClient("https://shop.test", http=by_proxy)
+    call = asyncio.ensure_future(client.get_version())
+    await reached(lambda: len(tunnels.asked) > 1 or call.done(), "it is sent again")
+    tunnels.refusal = b""
+
+    assert (await asyncio.wait_for(call, PATIENCE_S)).name == "EscrowMQ"
+
+
 async def test_a_proxy_that_is_not_there_was_not_reached(tunnels, monkeypatch):
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
@@ -256,17 +295,22 @@ async def test_a_proxy_of_socks_is_refused_by_its_name(tunnels, monkeypatch):
     async with connections() as http:
         with pytest.raises(ValueError, match=r"getVersion: .* not of socks5"):
             await AsyncClient("https://shop.test", http=http, retry=ONCE).get_version()
+        with pytest.raises(ValueError, match=r"streamMessages: .* not of socks5"):
+            await anext(AsyncClient("https://shop.test", http=http).stream_messages("billing"))
 
 
-async def test_a_certificate_that_nobody_signed_is_not_trusted(tmp_path, http):
+@pytest.mark.parametrize("kind", [connections, httpx.AsyncClient], ids=["aiohttp", "httpx"])
+async def test_a_certificate_that_nobody_signed_is_an_error_at_once(tmp_path, kind):
     certificate, key = self_signed(tmp_path, names=["127.0.0.1"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     service = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
-    async with service:
+    async with service, kind(trust_env=False) as http:
         url = f"https://127.0.0.1:{service.sockets[0].getsockname()[1]}"
-        with pytest.raises(Unreachable, match="certificate") as ended:
-            await AsyncClient(url, http=http, retry=ONCE).get_version()
+        with pytest.raises(CannotConnect, match="certificate") as ended:
+            await AsyncClient(url, http=http).get_version()
+        with Client(url) as client, pytest.raises(CannotConnect, match="certificate"):
+            await asyncio.to_thread(client.get_version)
 
     assert not ended.value.outcome_unknown
 
