@@ -137,6 +137,8 @@ class AsyncClient:
                     if wait_ms is None:
                         if call.only_removes and attempts.have_removed(error):
                             return call.parse(REMOVED)
+                        if (unknown := attempts.unknown_change(error)) is not None:
+                            raise unknown from error
                         raise
                 await self._pause(wait_ms)
 

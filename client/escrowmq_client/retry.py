@@ -23,6 +23,7 @@ from escrowmq_client.errors import (
 
 _NEVER = "reply_timeout"  # sent again, it would ask the question a second time
 _LATER = (429, 503)
+_REVISION_MISMATCH = "revision_mismatch"
 _MOST_HOPS = 3  # from one machine to the next that it names
 
 
@@ -80,7 +81,7 @@ class Attempts:
         self._failures = 0
         self._hops = 0  # in a row
         self._cannot_connect = 0  # in a row
-        self._may_be_done = False  # by a try whose answer was lost
+        self._lost: Unreachable | None = None  # the answer of a try that may have had its effect
         self._first_failed_ms = 0.0
         self._reached_ms: float | None = None
 
@@ -97,7 +98,8 @@ class Attempts:
 
         `now_ms`: by a clock that is never set. `chance`: a random number, 0 <= chance < 1.
         """
-        self._may_be_done |= isinstance(error, Unreachable) and error.outcome_unknown
+        if isinstance(error, Unreachable) and error.outcome_unknown:
+            self._lost = error
         if isinstance(error, NotPrimary) and error.primary and self._hops < _MOST_HOPS:
             self._hops += 1
             return 0.0
@@ -123,7 +125,19 @@ class Attempts:
         """Tell whether a removal is done although this try did not find what to remove: an earlier
         one, whose answer was lost, may have removed it.
         """
-        return self._may_be_done and isinstance(error, NotFound) and error.code != NO_DOCUMENT
+        return self._lost is not None and isinstance(error, NotFound) and error.code != NO_DOCUMENT
+
+    def unknown_change(self, error: EscrowMQError) -> Unreachable | None:
+        """Return the error of a change to one revision that is another one by now, if an earlier
+        try, whose answer was lost, may have made the change.
+        """
+        is_another = isinstance(error, ProblemError) and error.code == _REVISION_MISMATCH
+        if self._lost is None or not is_another:
+            return None
+        return Unreachable(
+            f"{self._lost}; sent again: {error}; this call has made the change, or another one has",
+            outcome_unknown=True,
+        )
 
 
 def may_repeat(error: EscrowMQError, *, repeatable: bool) -> bool:

@@ -23,6 +23,7 @@ from escrowmq_client import (
     Refused,
     TopicSchema,
     TransactionMessageInput,
+    Unreachable,
 )
 from escrowmq_client.models.names import RegisteredTopic
 from escrowmq_client.operations import messages as operations
@@ -62,9 +63,10 @@ def test_a_message_with_several_keys_is_found_by_each_however_it_is_sent(client,
 
 
 class LosingTwice:
-    """A network that loses the first two answers to each removal, which the service carries out."""
+    """A network that loses the first two answers to a method, which the service carries out."""
 
-    def __init__(self) -> None:
+    def __init__(self, method: str = "DELETE") -> None:
+        self._method = method
         self.left = 2
 
     def send(self, request: httpx.Request) -> httpx.Response:
@@ -72,7 +74,7 @@ class LosingTwice:
             done = http.request(
                 request.method, request.url, headers=request.headers, content=request.read()
             )
-        if request.method == "DELETE" and self.left:
+        if request.method == self._method and self.left:
             self.left -= 1
             raise httpx.ReadError("the answer is lost", request=request)
         return httpx.Response(done.status_code, headers=done.headers, content=done.content)
@@ -99,6 +101,31 @@ async def test_a_removal_whose_answer_was_lost_is_done_when_there_is_nothing_to_
     assert (losing.left, losing_in_task.left) == (0, 0)
     with pytest.raises(NotFound):
         client.get_topic(topic)
+
+
+async def test_a_change_of_a_revision_whose_answer_was_lost_has_an_unknown_outcome(
+    server, client, topic, group
+):
+    losing, losing_in_task = LosingTwice("PATCH"), LosingTwice("PUT")
+    before = client.get_topic(topic).revision, client.get_group(group).revision
+    http = httpx.Client(transport=httpx.MockTransport(losing.send))
+    with http, Client(server.url, http=http) as one:
+        with pytest.raises(Unreachable, match=r"lost.*412 revision_mismatch") as unknown:
+            one.update_topic(topic, queues=9, if_match=before[0])
+        assert unknown.value.outcome_unknown
+        with pytest.raises(ProblemError, match="412 revision_mismatch"):  # of another client
+            one.update_topic(topic, queues=10, if_match=before[0])
+    other = httpx.AsyncClient(transport=httpx.MockTransport(losing_in_task.send_in_task))
+    async with other, AsyncClient(server.url, http=other) as two:
+        with pytest.raises(Unreachable, match=r"lost.*412 revision_mismatch") as unknown:
+            await two.put_group(group, topics=[topic], max_attempts=7, if_match=before[1])
+        assert unknown.value.outcome_unknown
+        with pytest.raises(ProblemError, match="412 revision_mismatch"):
+            await two.put_group(group, topics=[topic], max_attempts=8, if_match=before[1])
+
+    assert (losing.left, losing_in_task.left) == (0, 0)
+    assert client.get_topic(topic).queues == 9
+    assert client.get_group(group).max_attempts == 7
 
 
 def test_an_event_is_published_once(client, topic):
