@@ -7,7 +7,8 @@ phantom (a consumer got it, and the database did not commit).
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +23,13 @@ from audit.errors import NoSuchGroup
 from audit.jobs.transaction_audit import TransactionAudit
 from audit.log import log_range
 from audit.log.log_range import Log
+from audit.patience import limit_locks, within
 from audit.scope import Scope
 from audit.spark.spark_tables import SparkTables
 from audit.verdicts import VERDICTS, Fact, verdict
 
 KIND = "reconciliation"
+LIMIT_S = 300
 _ROWS = 50_000  # of the database, at once
 _HOUR_MS = 3_600_000
 
@@ -59,18 +62,28 @@ class Markers(NamedTuple):
     rollback_value: str = "rollback"
 
 
-def read_markers(markers: Markers) -> pa.Table:
-    """Columns transaction_id, marked (commit or rollback).
+def read_markers(markers: Markers, *, limit_s: int = LIMIT_S) -> pa.Table:
+    """Columns transaction_id, marked (commit or rollback). `limit_s`: for each part of the rows.
 
-    Raises MarkerError, or what SQLAlchemy raises.
+    Raises MarkerError, NoAnswer, or what SQLAlchemy raises.
     """
-    engine = sa.create_engine(markers.url)
+    engine = sa.create_engine(markers.url, poolclass=sa.NullPool)
     try:
         _check_file(engine.url)
-        batches = list(_batches(engine, markers))
+        batches = within(limit_s, partial(_read_all, engine, markers, limit_s))
     finally:
         engine.dispose()
     return pa.Table.from_batches(batches, schema=_SCHEMA)
+
+
+def _read_all(
+    engine: sa.Engine, markers: Markers, limit_s: int, goes_on: Callable[[], None]
+) -> list[pa.RecordBatch]:
+    made = []
+    for batch in _batches(engine, markers, limit_s):
+        made.append(batch)
+        goes_on()
+    return made
 
 
 def _check_file(url: sa.URL) -> None:
@@ -86,15 +99,17 @@ def _check_file(url: sa.URL) -> None:
 _SCHEMA = pa.schema([("transaction_id", pa.string()), ("marked", pa.string())])
 
 
-def _batches(engine: sa.Engine, markers: Markers) -> Iterator[pa.RecordBatch]:
+def _batches(engine: sa.Engine, markers: Markers, limit_s: int) -> Iterator[pa.RecordBatch]:
     words = {markers.commit_value: "commit", markers.rollback_value: "rollback"}
     schema, _, name = markers.table.rpartition(".")
     table = sa.table(
         name, sa.column(markers.id_column), sa.column(markers.outcome_column), schema=schema or None
     )
+    by_parts = {"yield_per": _ROWS}
     query = sa.select(table.c[markers.id_column], table.c[markers.outcome_column])
-    with engine.connect().execution_options(yield_per=_ROWS) as connection:
-        for rows in connection.execute(query).partitions():
+    with engine.connect() as connection:
+        limit_locks(connection, limit_s)
+        for rows in connection.execute(query, execution_options=by_parts).partitions():
             ids = [_id_of(row[0], markers) for row in rows]
             outcomes = [str(row[1]) for row in rows]
             odd = sorted(set(outcomes) - words.keys())

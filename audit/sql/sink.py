@@ -3,18 +3,30 @@ report.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, Table, create_engine, delete, func, insert, select
+from sqlalchemy import (
+    Connection,
+    Engine,
+    NullPool,
+    Table,
+    create_engine,
+    delete,
+    func,
+    insert,
+    select,
+)
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from alembic import command
+from audit.patience import NoAnswer, limit_locks, within
 from audit.sql.tables import counts, findings, groups, runs
 
+LIMIT_S = 60
 MIGRATIONS = Path(__file__).parent / "migrations"
 # PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
 _OPENING = int.from_bytes(b"emqaudit", "big")
@@ -28,27 +40,30 @@ class SinkError(Exception):
 class Sink:
     """`open` makes or mends the tables, `write` puts a report there. Both raise SinkError."""
 
-    def __init__(self, url: str) -> None:
-        """Raises SinkError: it is no URL that SQLAlchemy knows, or its driver is not there."""
+    def __init__(self, url: str, *, limit_s: int = LIMIT_S) -> None:
+        """`limit_s`: for all that is done at once. Raises SinkError: it is no URL that SQLAlchemy
+        knows, or its driver is not there.
+        """
+        self._limit_s = limit_s
         try:
             self._secrets = _secrets(url)
         except (ArgumentError, ValueError):  # which may quote it
             raise SinkError("it is no URL that SQLAlchemy knows") from None
         try:
-            self._engine: Engine = create_engine(url)
+            self._engine: Engine = create_engine(url, poolclass=NullPool)
         except Exception as error:  # noqa: BLE001 - of a driver
             raise self._error(error) from None
 
     def open(self) -> None:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        try:
-            with self._engine.begin() as connection:
-                _make_others_wait(connection)
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
-        except Exception as error:  # noqa: BLE001 - of a driver
-            raise self._error(error) from None
+
+        def migrate(connection: Connection) -> None:
+            _make_others_wait(connection)
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+        self._do(migrate)
 
     def write(self, report: Mapping[str, Any]) -> None:
         """Write the report, with its `run` part, whose `report_id` is the report's name."""
@@ -59,20 +74,35 @@ class Sink:
             groups: list(_groups(report)),
             findings: list(_findings(report)),
         }
-        try:
-            with self._engine.begin() as connection:
-                for table, rows in made.items():
-                    connection.execute(delete(table).where(table.c.report_id == report_id))
-                    if rows:
-                        connection.execute(
-                            insert(table),
-                            [{"report_id": report_id, **_storable(row)} for row in rows],
-                        )
-        except Exception as error:  # noqa: BLE001 - of a driver
-            raise self._error(error) from None
+
+        def replace(connection: Connection) -> None:
+            for table, rows in made.items():
+                connection.execute(delete(table).where(table.c.report_id == report_id))
+                if rows:
+                    connection.execute(
+                        insert(table),
+                        [{"report_id": report_id, **_storable(row)} for row in rows],
+                    )
+
+        self._do(replace, without_answer="; it may have the report")
 
     def close(self) -> None:
         self._engine.dispose()
+
+    def _do(self, work: Callable[[Connection], None], without_answer: str = "") -> None:
+        """Do the work in a transaction, within the limit. Raises SinkError."""
+
+        def transact(_: Callable[[], None]) -> None:
+            with self._engine.begin() as connection:
+                limit_locks(connection, self._limit_s)
+                work(connection)
+
+        try:
+            within(self._limit_s, transact)
+        except NoAnswer as error:
+            raise SinkError(f"{error}{without_answer}") from None
+        except Exception as error:  # noqa: BLE001 - of a driver
+            raise self._error(error) from None
 
     def _error(self, error: Exception) -> SinkError:
         """Drivers quote what they were given; not the rows either, which may be thousands."""

@@ -183,6 +183,10 @@ def run(
             help="Write the report to this database, as an SQLAlchemy URL: postgresql://..."
         ),
     ] = None,
+    sql_timeout_s: Annotated[
+        int,
+        typer.Option(help="How long the database may take to open, and to take the report.", min=1),
+    ] = 60,
     parquet_files: Annotated[
         int | None, typer.Option(help="Number of Parquet files.", min=1)
     ] = None,
@@ -269,7 +273,7 @@ def run(
     if begun_from is not None and begun_to is not None and begun_from > begun_to:
         raise typer.BadParameter("it is later than --to", param_hint="--from")
     shows_summary = not quiet and progress is ProgressAs.TEXT
-    outputs = _Outputs(json_file, html, parquet, sql, shows_summary)
+    outputs = _Outputs(json_file, html, parquet, sql, sql_timeout_s, shows_summary)
     outputs.check(master)
     report_id = report_id or report_id_of(begun_at)
     has_rows = parquet is not None or html is not None
@@ -325,6 +329,7 @@ class _Outputs(NamedTuple):
     html: str | None
     parquet: str | None
     sql: str | None
+    sql_timeout_s: int
     shows_summary: bool
 
     def check(self, master: str | None) -> None:
@@ -340,14 +345,40 @@ class _Outputs(NamedTuple):
             if self.parquet is None:
                 _check_that_rows_are_seen(master)
 
-    def write(self, report: dict[str, Any], sink: Any | None) -> None:
-        """Write the report to each target but the rows. `sink`: of `sql`."""
+    def write(self, report: dict[str, Any], sink: Any | None) -> Exception | None:
+        """Write the report to each target but the rows, also behind one that fails; return the
+        first failure. `sink`: of `sql`.
+
+        If a target fails, and the report is in no file, it is kept in a temporary one.
+        """
+        targets: list[Callable[[], None]] = []
         if self.html is not None:
-            write_page(self.html, report)
+            targets.append(partial(write_page, self.html, report))
         if sink is not None:
-            sink.write(report)
-        if self.json_file is not None:  # the last one: where it is there, the others are
-            write_report(self.json_file, report)
+            targets.append(partial(sink.write, report))
+        if self.json_file is not None:
+            targets.append(partial(write_report, self.json_file, report))
+        failures = [_failure_of(target) for target in targets]
+        first = next((error for error in failures if error is not None), None)
+        if first is not None and (self.json_file is None or failures[-1] is not None):
+            say(f"The report is in {_kept(report)}")
+        return first
+
+
+def _failure_of(write: Callable[[], None]) -> Exception | None:
+    try:
+        write()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other targets are written
+        return error
+    return None
+
+
+def _kept(report: dict[str, Any]) -> str:
+    """A temporary file with the report."""
+    file, path = tempfile.mkstemp(prefix="escrowmq-audit-", suffix=".json")
+    os.close(file)
+    write_report(path, report)
+    return path
 
 
 def _run_or_exit(
@@ -375,14 +406,16 @@ def _run_and_write(
 
     try:
         # before Spark: what is wrong with it is said at once
-        sink = None if outputs.sql is None else _open_sink(outputs.sql)
+        sink = None if outputs.sql is None else _open_sink(outputs.sql, outputs.sql_timeout_s)
         outcome = _run(asked, is_finding, spark_log)
         status = status_of(outcome.report)
-        outputs.write({**outcome.report, "run": describe(status)}, sink)
+        failure = outputs.write({**outcome.report, "run": describe(status)}, sink)
         if outputs.shows_summary:
             from audit.report import summary
 
             summary.show(Console(soft_wrap=True), outcome.report, exit_status=status)
+        if failure is not None:
+            raise failure
     except typer.BadParameter:
         raise
     except NoSuchGroup as error:
@@ -395,11 +428,11 @@ def _run_and_write(
     return status
 
 
-def _open_sink(url: str) -> Any:
+def _open_sink(url: str, limit_s: int) -> Any:
     """Raises SinkError, which names no password."""
     from audit.sql.sink import Sink
 
-    sink = Sink(url)
+    sink = Sink(url, limit_s=limit_s)
     sink.open()
     return sink
 

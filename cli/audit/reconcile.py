@@ -35,6 +35,10 @@ def reconcile(
             help="Database with the producers' markers, as an SQLAlchemy URL: postgresql://..."
         ),
     ],
+    database_timeout_s: Annotated[
+        int,
+        typer.Option(help="How long the database may take for each 50,000 rows.", min=1),
+    ] = 300,
     table: Annotated[
         str, typer.Option(help="Table of markers, with one row for each transaction.")
     ] = "markers",
@@ -93,7 +97,8 @@ def reconcile(
 
             found = log_range.find_log(log)
             markers = read_markers(
-                Markers(database, table, id_column, outcome_column, commit_value, rollback_value)
+                Markers(database, table, id_column, outcome_column, commit_value, rollback_value),
+                limit_s=database_timeout_s,
             )  # before Spark
             length, settings = found.end - found.begin, {"spark.driver.memory": driver_memory}
             console = Console(stderr=True, soft_wrap=True, quiet=quiet)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from sqlalchemy import create_engine
+from sqlalchemy.exc import OperationalError
 
 from audit.errors import NoSuchGroup
 from audit.jobs.reconcile import (
@@ -25,9 +26,12 @@ from audit.jobs.reconcile import (
     run,
 )
 from audit.log import log_range
+from audit.patience import NoAnswer
 from audit.report import summary
 from audit.verdicts import VERDICTS
 from examples.flights.data import is_installed
+from tests.conftest import ON_POSTGRESQL
+from tests.support.silent_server import silent_server
 from tests.support.written_log import Transactions, WrittenLog
 
 # (what the database says, what is in the log) -> (how many, what is wrong)
@@ -308,3 +312,29 @@ def test_the_flights_and_their_database_agree(tmp_path):
     assert agreed.returncode == 0, agreed.stdout + agreed.stderr
     assert turned.returncode == 1
     assert "phantom" in turned.stdout
+
+
+@pytest.mark.parametrize("dialect", ["postgresql+psycopg", "mysql+pymysql"])
+def test_a_server_that_accepts_and_never_answers_is_given_up(dialect):
+    with silent_server() as port, pytest.raises(NoAnswer, match="does not answer within 1 s"):
+        read_markers(Markers(f"{dialect}://shop@127.0.0.1:{port}/shop"), limit_s=1)
+
+
+@ON_POSTGRESQL
+def test_a_table_that_another_client_locks_is_not_waited_for_without_end(postgresql):
+    url = postgresql.new_database()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE markers (transaction_id TEXT, outcome TEXT)")
+    with engine.begin() as other:
+        other.exec_driver_sql("LOCK TABLE markers IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(OperationalError, match="lock timeout"):
+            read_markers(Markers(url), limit_s=2)
+    engine.dispose()
+
+
+@ON_POSTGRESQL
+def test_a_server_that_stops_to_answer_is_given_up(postgresql):
+    url = postgresql.new_database()
+    with postgresql.frozen(), pytest.raises(NoAnswer, match="does not answer within 1 s"):
+        read_markers(Markers(url), limit_s=1)

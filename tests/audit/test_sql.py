@@ -1,6 +1,8 @@
 """A report becomes rows of a database, once, and whoever reads an error learns no password."""
 
 import json
+import re
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -15,8 +17,10 @@ from audit.sql import sink as sinks
 from audit.sql.sink import Sink, SinkError
 from audit.sql.tables import VERSION_TABLE, counts, findings, groups, metadata, runs
 from tests.audit.test_page import report as kept_report
+from tests.conftest import ON_POSTGRESQL
 from tests.support import report_program
 from tests.support.builders import message
+from tests.support.silent_server import silent_server
 from tests.support.written_log import WrittenLog
 
 ESCROWMQ = Path(sys.executable).with_name("escrowmq")
@@ -204,3 +208,92 @@ def test_an_error_tells_the_reason_and_no_password(tmp_path, command, option, ur
     assert done.returncode == status
     assert "s3cret" not in done.stdout + done.stderr
     assert reason in done.stderr
+
+
+# --------------------------------------------------------------------------------------------------
+# a database that does not answer
+
+SILENT = [
+    "postgresql+psycopg://shop@127.0.0.1:{}/audits",
+    "mysql+pymysql://shop@127.0.0.1:{}/audits",
+]
+
+
+@pytest.mark.parametrize("url", SILENT, ids=["postgresql", "mysql"])
+def test_a_server_that_accepts_and_never_answers_is_given_up(url):
+    with (
+        silent_server() as port,
+        closing(Sink(url.format(port), limit_s=1)) as sink,
+        pytest.raises(SinkError, match="does not answer within 1 s"),
+    ):
+        sink.open()
+
+
+@ON_POSTGRESQL
+def test_a_server_that_stops_to_answer_is_given_up_and_has_no_part_of_the_report(postgresql):
+    url = postgresql.new_database()
+    with closing(Sink(url, limit_s=2)) as sink:
+        sink.open()
+        with postgresql.frozen(), pytest.raises(SinkError, match="does not answer within 2 s"):
+            sink.write(report())
+
+    assert len(rows(url, runs)) in (0, 1)
+    assert bool(rows(url, runs)) == bool(rows(url, counts)) == bool(rows(url, findings))
+
+
+@ON_POSTGRESQL
+def test_a_table_that_another_client_locks_is_waited_for_and_then_named_as_the_reason(postgresql):
+    url = postgresql.new_database()
+    written(url, report())
+    engine = create_engine(url)
+    with closing(Sink(url, limit_s=2)) as sink:
+        with engine.begin() as other:
+            other.exec_driver_sql("LOCK TABLE audit_runs IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(SinkError, match="lock timeout"):
+                sink.write(report("rpt_2"))
+        sink.write(report("rpt_3"))
+    engine.dispose()
+
+    assert [row["report_id"] for row in rows(url, runs)] == ["rpt_1", "rpt_3"]
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    log = WrittenLog(tmp_path / "store")
+    log.append(message())
+    return log.close()
+
+
+def audit_run(store: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    whole = [ESCROWMQ, "audit", "run", "--engine", "local", "--log", str(store), *options]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("url", SILENT, ids=["postgresql", "mysql"])
+def test_an_audit_ends_where_its_database_never_answers(store, url):
+    with silent_server() as port:
+        done = audit_run(store, "--sql", url.format(port), "--sql-timeout-s", "1")
+
+    assert done.returncode == 3
+    assert "does not answer within 1 s" in done.stderr
+
+
+@pytest.mark.parametrize("file", ["report.json", None])
+def test_a_report_that_a_database_refuses_is_written_elsewhere(store, tmp_path, monkeypatch, file):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    url = f"sqlite:///{tmp_path}/reports.db"
+    assert audit_run(store, "--sql", url).returncode == 0
+    with closing(sqlite3.connect(tmp_path / "reports.db")) as database:
+        database.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON audit_runs BEGIN SELECT RAISE(ABORT, 'full'); END"
+        )
+
+    done = audit_run(store, "--sql", url, *(["--json", tmp_path / file] if file else []))
+
+    assert done.returncode == 3
+    assert "The audit failed: SinkError" in done.stderr
+    assert "It balances" in done.stdout, "the summary"
+    kept = re.search(r"The report is in (.*\.json)", done.stderr)
+    assert (kept is None) == (file is not None)
+    saved = json.loads((tmp_path / file if kept is None else Path(kept[1])).read_text())
+    assert (saved["state"], saved["begun"]) == ("done", 0)
