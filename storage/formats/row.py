@@ -14,18 +14,13 @@ from storage.message import Message, Row
 _NO_BODY_MARK = properties.NO_BODY_MARK.encode()
 
 
-def plain_properties(message_id: str, key: str, tag: str) -> bytes:
-    """The property string of a message that has an id, a key, a tag and nothing else."""
-    return f"UNIQ_KEY\x01{message_id}\x02KEYS\x01{key}\x02TAGS\x01{tag}\x02".encode()
-
-
 def rows_of(messages: Iterable[Message]) -> list[Row]:
     """A row for each message."""
     rows: list[Row] = []
     for message in messages:
         key = message.key
         tag = message.tag
-        # As `plain_properties`, written out: a call takes a quarter of the time of all this.
+        # Nearly every message has just these; a call takes a quarter of the time of all this.
         if key is None or tag is None or message.system or message.properties:
             own = _property_string(message)
         else:
