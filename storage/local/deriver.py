@@ -19,7 +19,7 @@ from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import is_disk_full, is_out_of_files
 from storage.formats.timer_list import SNAPSHOT as TIMERS_SNAPSHOT
 from storage.local.append.flusher import Flusher
-from storage.local.index.key_index import DoubtfulIndex, IndexFile
+from storage.local.index.key_index_file import DoubtfulIndex, IndexFile
 from storage.local.lanes.runner import Lane, Runner, Timer, take_steps
 from storage.local.log import log_walk
 from storage.local.log.log_tail import LogTail

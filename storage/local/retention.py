@@ -22,7 +22,7 @@ from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segment
 from storage.local.deriver import Deriver
-from storage.local.index.key_index import IndexFile
+from storage.local.index.key_index_file import IndexFile
 from storage.local.lanes.runner import Lane
 from storage.local.log.log_tail import LogTail
 from storage.local.options import LocalStoreOptions

@@ -9,7 +9,7 @@ import pytest
 
 from storage.files.faulty import FaultyVfs, Plan
 from storage.files.simulated import BLOCK_BYTES, SimulatedDisk
-from storage.local.index.key_index import DoubtfulIndex
+from storage.local.index.key_index_file import DoubtfulIndex
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId

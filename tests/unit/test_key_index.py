@@ -25,7 +25,7 @@ from storage.formats import index_file, key_scan, properties, scan
 from storage.formats import record as records
 from storage.formats.names import file_name
 from storage.formats.queue_entry import tag_hash
-from storage.local.index import key_index
+from storage.local.index import key_index_file
 from storage.local.index.key_index import KeyIndex
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
@@ -404,7 +404,7 @@ def test_the_sums_of_an_index_that_a_full_disk_did_not_take_are_saved_by_the_nex
 
 
 def test_keys_that_wait_for_a_sync_take_no_more_memory_than_the_limit(monkeypatch):
-    monkeypatch.setattr(key_index, "MOST_KEPT_BYTES", 1_000)
+    monkeypatch.setattr(key_index_file, "MOST_KEPT_BYTES", 1_000)
     disk, log = SimulatedDisk(), Log()
     index = made(disk, entries=1_000)
     before = disk.syncs

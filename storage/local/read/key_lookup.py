@@ -13,7 +13,8 @@ import structlog
 from storage.errors import CorruptRecord
 from storage.formats import inner_batch
 from storage.formats import record as records
-from storage.local.index.key_index import DoubtfulIndex, KeyIndex
+from storage.local.index.key_index import KeyIndex
+from storage.local.index.key_index_file import DoubtfulIndex
 from storage.local.lanes.futures import Repairs, in_lane
 from storage.local.lanes.runner import Lane, Runner
 from storage.local.log import log_walk

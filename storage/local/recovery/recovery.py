@@ -27,7 +27,8 @@ from storage.formats.epochs import EpochHistory
 from storage.local.broker import broker_census
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.data_directory import DataDirectory
-from storage.local.index.key_index import DoubtfulIndex, KeyIndex
+from storage.local.index.key_index import KeyIndex
+from storage.local.index.key_index_file import DoubtfulIndex
 from storage.local.log import log_walk
 from storage.local.queues.consume_queue import ConsumeQueues, QueueFiles
 from storage.local.queues.replay import Replay
