@@ -24,7 +24,8 @@ from storage.formats.row import rows_of
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.queues.consume_queue import ConsumeQueues, QueueFiles
+from storage.local.queues.consume_queue import ConsumeQueues
+from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.replay import Replay
 
 LOG_BYTES = (1 << 30) - (1 << 20)

@@ -25,9 +25,9 @@ from storage.local.index.key_index import KeyIndex
 from storage.local.log.commit_log import CommitLog
 from storage.local.options import LocalStoreOptions
 from storage.local.queues import group_offsets
-from storage.local.queues.consume_queue import QueueFiles
 from storage.local.queues.group_offsets import GroupOffsets
 from storage.local.queues.queue_check import QueueCheck
+from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.zeroed_entries import ZeroedEntries
 from storage.local.recovery import recovery_reports
 from storage.local.recovery.recovery import Progress, Recovered, recover

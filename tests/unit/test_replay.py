@@ -15,8 +15,9 @@ from storage.files.vfs import OsVfs
 from storage.formats import queue_entry, scan
 from storage.formats import record as records
 from storage.formats.delay_levels import SCHEDULE_TOPIC
-from storage.local.queues import consume_queue, queue_ends, replay
-from storage.local.queues.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles, Unflushed
+from storage.local.queues import queue_ends, queue_files, replay
+from storage.local.queues.consume_queue import ConsumeQueue, ConsumeQueues, Unflushed
+from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.replay import Replay
 from storage.message import QueueId
 from tests.support.broker_log import COMMIT, INNER, BrokerLog, Stored, inner_batch
@@ -39,7 +40,7 @@ def files(tmp_path):
 
 
 def test_entries_that_wait_for_a_sync_take_no_more_memory_than_the_limit(files, monkeypatch):
-    monkeypatch.setattr(consume_queue, "MOST_KEPT_BYTES", 1_000)
+    monkeypatch.setattr(queue_files, "MOST_KEPT_BYTES", 1_000)
     queue, entry = (
         ConsumeQueue(QueueId("orders", 0), first=0, end=0),
         bytes(queue_entry.ENTRY_BYTES),

@@ -24,7 +24,8 @@ from storage.formats.names import file_name
 from storage.formats.queue_entry import ENTRY_BYTES, tag_hash
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
-from storage.local.queues.consume_queue import ConsumeQueue, QueueFiles, Unflushed
+from storage.local.queues.consume_queue import ConsumeQueue, Unflushed
+from storage.local.queues.queue_files import QueueFiles
 from storage.message import OffsetRange, QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, End, World

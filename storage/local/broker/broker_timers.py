@@ -25,7 +25,7 @@ from storage.files.unreadable import read_derived
 from storage.formats import delay_progress, names, queue_entry, timer_log
 from storage.formats.timer_log import Column, Waits
 from storage.local.data_directory import DataDirectory
-from storage.local.queues.consume_queue import QueueFiles
+from storage.local.queues.queue_files import QueueFiles
 from storage.message import QueueId
 from storage.store import WaitingTimers
 

@@ -22,7 +22,8 @@ from storage.formats.record import DamagedRecord, Record
 from storage.local.log import log_walk
 from storage.local.log.commit_log import CommitLog, Piece
 from storage.local.log.ranges import Ranges
-from storage.local.queues.consume_queue import ConsumeQueue, QueueFiles, Unflushed
+from storage.local.queues.consume_queue import ConsumeQueue, Unflushed
+from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.replay import QUEUED, entries_of_batch, tags_code
 from storage.message import QueueId
 

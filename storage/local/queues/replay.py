@@ -17,7 +17,8 @@ from storage.formats.queue_entry import ENTRY_BYTES
 from storage.formats.record import DamagedRecord
 from storage.formats.scan import Ints, Scan
 from storage.local.queues import queue_ends
-from storage.local.queues.consume_queue import ConsumeQueue, ConsumeQueues, QueueFiles
+from storage.local.queues.consume_queue import ConsumeQueue, ConsumeQueues
+from storage.local.queues.queue_files import QueueFiles
 from storage.message import QueueId, TransactionBits
 
 QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)

@@ -30,7 +30,8 @@ from storage.local.data_directory import DataDirectory
 from storage.local.index.key_index import KeyIndex
 from storage.local.index.key_index_file import DoubtfulIndex
 from storage.local.log import log_walk
-from storage.local.queues.consume_queue import ConsumeQueues, QueueFiles
+from storage.local.queues.consume_queue import ConsumeQueues
+from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.replay import Replay
 from storage.local.recovery.stop_watch import StopWatch
 from storage.local.snapshot_files import SnapshotFiles
