@@ -28,7 +28,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.queues.consume_queue import ConsumeQueue, Unflushed
 from storage.local.queues.group_offsets import QUEUE as OFFSET_QUEUE
 from storage.local.queues.group_offsets import SNAPSHOT as OFFSETS_SNAPSHOT
-from storage.local.recovery.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
+from storage.local.recovery.queues_snapshot import QUEUES_SNAPSHOT, QueuesSnapshot
 from storage.local.store_files import StoreFiles
 from storage.local.timers.due_index import Made, Pending
 from storage.message import QueueId

@@ -13,12 +13,9 @@ from operator import itemgetter
 from pathlib import PurePath
 from typing import NamedTuple
 
-import msgspec
-
 from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segment, Segments
-from storage.files.unreadable import Unreadable
 from storage.files.vfs import is_disk_full
 from storage.formats import record as records
 from storage.formats import scan, unit
@@ -33,13 +30,17 @@ from storage.local.log import log_walk
 from storage.local.queues.consume_queue import ConsumeQueues
 from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.replay import Replay
+from storage.local.recovery.queues_snapshot import (
+    QUEUES_SNAPSHOT,
+    QueuesSnapshot,
+    load_queues,
+    restore_emptied,
+    saved_queues,
+)
 from storage.local.recovery.stop_watch import StopWatch
 from storage.local.snapshot_files import SnapshotFiles
-from storage.message import OffsetRange, QueueId
-from storage.store import Snapshot
 from storage.store_status import RecoveryReport
 
-QUEUES_SNAPSHOT = "consume_queues"
 _FIRST_WINDOW_BYTES = 1 << 20  # after a clean stop it holds nothing but zeros
 _WINDOW_BYTES = 4 << 20  # stays in the cache of the processor: half the time of 64 MiB
 _WIPE_BYTES = 4 << 20
@@ -74,47 +75,6 @@ RECOVERY: dict[tuple[Ending, bool, bool], Verdict] = {
     (Ending.DAMAGED, True, False): Verdict.REFUSE,
     (Ending.DAMAGED, True, True): Verdict.REFUSE,
 }
-
-
-class QueuesSnapshot(msgspec.Struct, frozen=True):
-    """The bounds of every queue, and what the key index holds, for records below `log_offset`."""
-
-    log_offset: int
-    stored_at_ms: int
-    queues: list[tuple[str, int, int, int]]  # topic, number, first, end
-    index: dict[str, int] | None = None  # KeyIndex.marks
-    # while the log begins there, the queues begin as stated, whatever their files say
-    log_begin: int | None = None
-    deleted: list[tuple[str, int, int]] = []  # topic, number, end; an earlier version deleted none
-    # (epoch, log offset of its first unit); an earlier version did not write them down
-    epochs: list[tuple[int, int]] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        queues: ConsumeQueues,
-        epochs: EpochHistory,
-        *,
-        log_begin: int,
-        log_offset: int,
-        stored_at_ms: int,
-    ) -> "QueuesSnapshot":
-        rows = [
-            (queue.id.topic, queue.id.number, queue.first, queue.end)
-            for queue in queues
-            if queue.end
-        ]
-        deleted = [(*queue, end) for queue, end in queues.deleted]
-        begins = [(begin.epoch, begin.offset) for begin in epochs if begin.offset < log_offset]
-        return cls(
-            log_offset, stored_at_ms, rows, log_begin=log_begin, deleted=deleted, epochs=begins
-        )
-
-    def wrap(self) -> Snapshot:
-        return Snapshot((msgspec.msgpack.encode(self),), {})
-
-
-_snapshot_decoder = msgspec.msgpack.Decoder(QueuesSnapshot)
 
 
 class Recovered(NamedTuple):
@@ -162,7 +122,7 @@ def recover(
     is_new = slot is None and not segments.end_offset
     was_closed = slot is not None and slot.is_clean and not directory.is_marked
     queues = ConsumeQueues()
-    snapshot = _load_queues(snapshots, queue_files, key_index, queues, segments.first_offset)
+    snapshot = load_queues(snapshots, queue_files, key_index, queues, segments.first_offset)
     begin = snapshot.log_offset if snapshot is not None else segments.first_offset
     if snapshot is None:
         key_index.clear()  # what is fed from the beginning must not be taken for known
@@ -175,7 +135,7 @@ def recover(
     derived = _Derived(queues, queue_files, key_index, snapshot, begin)
     walk = _walk(segments, begin, derived.feed, progress, epoch=0)
     if snapshot is None:
-        _restore_emptied(queue_files, queues, segments.first_offset)
+        restore_emptied(queue_files, queues, segments.first_offset)
     watch.note("walk")
 
     was_clean = was_closed and walk.end == synced_offset
@@ -414,98 +374,10 @@ def known_of_a_log(directory: DataDirectory, fields: Fields, snapshots: Snapshot
         for number in vfs.list_directory(directory.consume_queues / topic):
             if vfs.list_directory(directory.consume_queues / topic / number):
                 return f"there are files of queue {number} of topic {topic}"
-    kept = snapshots.load(QUEUES_SNAPSHOT)
-    if kept is not None and (snapshot := decode_queues(kept)) is not None and snapshot.log_offset:
+    snapshot = saved_queues(snapshots)
+    if snapshot is not None and snapshot.log_offset:
         return f"a snapshot reflects it up to {snapshot.log_offset}"
     return ""
-
-
-def decode_queues(kept: Snapshot) -> QueuesSnapshot | None:
-    try:
-        return _snapshot_decoder.decode(kept.data)
-    except msgspec.DecodeError:
-        return None
-
-
-def _load_queues(
-    snapshots: SnapshotFiles,
-    files: QueueFiles,
-    key_index: KeyIndex,
-    queues: ConsumeQueues,
-    log_begin: int,
-) -> QueuesSnapshot | None:
-    """The queues of the snapshot, without what was dropped since; None if there is no valid
-    snapshot.
-    """
-    kept = snapshots.load(QUEUES_SNAPSHOT)
-    if kept is None:
-        return None
-    snapshot = decode_queues(kept)
-    if snapshot is None or snapshot.log_offset < log_begin:
-        return None
-    if snapshot.index is None or not key_index.bears_out(snapshot.index):
-        return None
-    kept_bounds: dict[QueueId, OffsetRange] = {}
-    for topic, number, first, end in snapshot.queues:
-        queue = QueueId(topic, number)
-        try:
-            if snapshot.log_begin != log_begin:
-                found = files.first_stored_at(queue, OffsetRange(first, end), log_begin)
-                if found is None:
-                    return None
-                first = found
-            bounds = OffsetRange(first, end)
-        except (FileNotFoundError, Unreadable):
-            return None
-        if bounds.end > bounds.first and not _is_borne_out(
-            files, queue, bounds, snapshot.log_offset
-        ):
-            return None
-        kept_bounds[queue] = bounds
-    for queue, bounds in kept_bounds.items():
-        queues.restore(queue, bounds)
-    for topic, number, end in snapshot.deleted:
-        queues.note_deleted(QueueId(topic, number), end)
-    return snapshot
-
-
-def _restore_emptied(files: QueueFiles, queues: ConsumeQueues, log_begin: int) -> None:
-    """Restore the ends of queues whose messages have all expired, from their files.
-
-    Retention of EscrowMQ writes these ends to the log, a broker does not, and the offsets of its
-    consumers are beyond them. The queues of deleted topics, whose files may still exist, are in the
-    log as well.
-
-    Raises Unreadable if the end of a queue is in such a file alone.
-    """
-    deleted = dict(queues.deleted)
-    for queue, end in files.emptied(log_begin) if log_begin else ():
-        if queue in deleted:
-            continue
-        if not isinstance(end, Unreadable):
-            queues.found(queue, end)
-        elif not queues.bounds_of(queue).end:
-            raise end
-
-
-def _is_borne_out(files: QueueFiles, queue: QueueId, bounds: OffsetRange, log_offset: int) -> bool:
-    for queue_offset in (bounds.first, bounds.end - 1):
-        try:
-            entry = files.stored_entry(queue, queue_offset)
-        except FileNotFoundError:
-            return False
-        except Unreadable:
-            continue  # a reader has it made again
-        is_zeros = entry is not None and entry.record_bytes <= 0
-        if is_zeros and files.zeroed.holds(queue, queue_offset):
-            continue  # it is made again once the store runs
-        if (
-            entry is None
-            or entry.record_bytes <= 0
-            or entry.physical_offset + entry.record_bytes > log_offset
-        ):
-            return False
-    return True
 
 
 def _see_the_disk(directory: DataDirectory, segments: Segments, begin: int) -> None:

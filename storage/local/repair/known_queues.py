@@ -13,7 +13,7 @@ from storage.files.vfs import PAGE_BYTES, Vfs
 from storage.formats import names
 from storage.formats.queue_entry import ENTRY_BYTES
 from storage.local.data_directory import DataDirectory
-from storage.local.recovery.recovery import QUEUES_SNAPSHOT, decode_queues
+from storage.local.recovery.queues_snapshot import saved_queues
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import QueueId
 
@@ -35,8 +35,7 @@ def known_queues(directory: DataDirectory, log_offset: int) -> dict[QueueId, Kno
     repaired.
     """
     known = dict(_queues_by_files(directory, log_offset))
-    kept = SnapshotFiles(directory).load(QUEUES_SNAPSHOT)
-    snapshot = decode_queues(kept) if kept is not None else None
+    snapshot = saved_queues(SnapshotFiles(directory))
     for topic, number, first, end in snapshot.queues if snapshot is not None else ():
         queue = QueueId(topic, number)
         by_files = known.get(queue, KnownQueue(first, end, end))

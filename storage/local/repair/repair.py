@@ -22,7 +22,8 @@ from storage.formats.lost_note import LostRange
 from storage.formats.record import Record
 from storage.local.checkpoint_file import CheckpointFile
 from storage.local.data_directory import DataDirectory
-from storage.local.recovery.recovery import QUEUES_SNAPSHOT, decode_queues, known_of_a_log
+from storage.local.recovery.queues_snapshot import saved_queues
+from storage.local.recovery.recovery import known_of_a_log
 from storage.local.repair.known_queues import known_queues
 from storage.local.repair.repair_folder import RepairFolder, finish_replacements
 from storage.local.repair.repair_report import Done, Finding, RepairRefused, done, replacing
@@ -413,8 +414,7 @@ class Repair:
         """The first segment of a log of which nothing is left: behind all that there may
         have been.
         """
-        kept = SnapshotFiles(self._directory).load(QUEUES_SNAPSHOT)
-        snapshot = decode_queues(kept) if kept is not None else None
+        snapshot = saved_queues(SnapshotFiles(self._directory))
         last = max(
             slot.synced_offset if slot is not None else 0,
             snapshot.log_offset if snapshot is not None else 0,

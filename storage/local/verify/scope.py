@@ -8,13 +8,11 @@ and key index below the newest snapshot.
 from pathlib import PurePath
 from typing import NamedTuple
 
-import msgspec
-
 from storage.errors import StoreRecovering
 from storage.files import durable
 from storage.files.vfs import Vfs
 from storage.formats import checkpoint, names, snapshot_file
-from storage.local.recovery.recovery import QUEUES_SNAPSHOT, QueuesSnapshot
+from storage.local.recovery.queues_snapshot import QUEUES_SNAPSHOT, QueuesSnapshot, decode_queues
 from storage.message import OffsetRange, QueueId
 from storage.store_status import Finding
 
@@ -26,8 +24,6 @@ SNAPSHOTS, TIMERS, CONFIG, CHECKPOINT, ABORT = (
     "checkpoint",
     "abort",
 )
-
-_decoder = msgspec.msgpack.Decoder(QueuesSnapshot)
 
 
 class FoundAt(NamedTuple):
@@ -103,12 +99,7 @@ def newest_queues(vfs: Vfs, root: PurePath) -> QueuesSnapshot | None:
     """The newest snapshot of the consume queues; None where there is none, or it is damaged."""
     raw = durable.read_whole(vfs, root / SNAPSHOTS / QUEUES_SNAPSHOT)
     kept = None if raw is None else snapshot_file.decode(raw)
-    if kept is None:
-        return None
-    try:
-        return _decoder.decode(kept.data)
-    except msgspec.DecodeError:
-        return None
+    return None if kept is None else decode_queues(kept.data)
 
 
 def bounds_of(queues: QueuesSnapshot | None) -> dict[QueueId, OffsetRange]:
