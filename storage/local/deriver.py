@@ -37,24 +37,48 @@ from storage.store import Snapshot, WaitingTimers
 log = structlog.get_logger()
 
 
-class _Round(NamedTuple):
-    """The entries and the snapshots, by name, that one round writes; with the snapshot of the
-    queues the round is a thorough one.
+class _Kept(msgspec.Struct):
+    """Registered by the parts above for the next thorough round; of each kind, and of each name of
+    a snapshot, the last one counts.
     """
+
+    snapshots: dict[str, Snapshot] = {}  # by name
+    delay_progress: Mapping[QueueId, int] | None = None
+    write_config: Callable[[], None] | None = None
+    waiting_timers: WaitingTimers | None = None
+
+    @property
+    def is_anything(self) -> bool:
+        return bool(self.snapshots) or any(
+            kept is not None
+            for kept in (self.delay_progress, self.write_config, self.waiting_timers)
+        )
+
+    def replaced_by(self, later: "_Kept") -> "_Kept":
+        """The last one of each that is registered here or in `later`."""
+        return _Kept(
+            {**self.snapshots, **later.snapshots},
+            self.delay_progress if later.delay_progress is None else later.delay_progress,
+            later.write_config or self.write_config,
+            self.waiting_timers if later.waiting_timers is None else later.waiting_timers,
+        )
+
+
+class _Thorough(NamedTuple):
+    """The part of a thorough round that other rounds do not have."""
+
+    kept: _Kept
+    queues: QueuesSnapshot
+    due: Pending | None
+
+
+class _Round(NamedTuple):
+    """The entries of queues that one round writes, and more where it is a thorough one."""
 
     log_end: int
     stored_at_ms: int
     unflushed: list[Unflushed]
-    snapshots: dict[str, Snapshot]
-    queues_snapshot: QueuesSnapshot | None
-    due: Pending | None
-    delay_progress: Mapping[QueueId, int] | None
-    write_config: Callable[[], None] | None
-    waiting_timers: WaitingTimers | None
-
-    @property
-    def is_thorough(self) -> bool:
-        return self.queues_snapshot is not None
+    thorough: _Thorough | None
 
 
 class Deriver:
@@ -99,10 +123,7 @@ class Deriver:
         )
         # entries that the start has read from the log, and that no round has written yet
         self.has_start_unwritten = bool(self._dirty)
-        self._kept: dict[str, Snapshot] = {}
-        self._delay_progress: Mapping[QueueId, int] | None = None  # what is not on disk yet
-        self._write_config: Callable[[], None] | None = None
-        self._waiting_timers: WaitingTimers | None = None
+        self._kept = _Kept()  # not on disk yet, nor part of the round that is under way
         self._round: _Round | None = None
         self._is_writing = False
         # the key index has everything below this log offset; the derive lane moves it
@@ -138,35 +159,28 @@ class Deriver:
 
     def keep(self, name: str, snapshot: Snapshot) -> None:
         """Save the snapshot with the next thorough round, in place of an older one of the name."""
-        self._kept[name] = snapshot
+        self._kept.snapshots[name] = snapshot
 
     def keep_delay_progress(self, done_before: Mapping[QueueId, int]) -> None:
         """Register a progress, as `keep` does, for a broker that opens the files after EscrowMQ. It
         may state only what the visible log has.
         """
-        self._delay_progress = done_before
+        self._kept.delay_progress = done_before
 
     def keep_config(self, write: Callable[[], None]) -> None:
         """Register a function, as `keep_delay_progress` does: `write` is called in the derive
         lane.
         """
-        self._write_config = write
+        self._kept.write_config = write
 
     def keep_waiting_timers(self, timers: WaitingTimers) -> None:
-        self._waiting_timers = timers
-
-    @property
-    def _has_kept(self) -> bool:
-        """Is anything kept for the next thorough round?"""
-        return bool(self._kept) or any(
-            kept is not None
-            for kept in (self._delay_progress, self._write_config, self._waiting_timers)
-        )
+        self._kept.waiting_timers = timers
 
     def waiting_snapshot(self, name: str) -> Snapshot | None:
         """One that is kept and may not be on disk yet."""
-        being_written = {} if self._round is None else self._round.snapshots
-        return self._kept.get(name) or being_written.get(name)
+        thorough = None if self._round is None else self._round.thorough
+        being_written = {} if thorough is None else thorough.kept.snapshots
+        return self._kept.snapshots.get(name) or being_written.get(name)
 
     def start(self) -> None:
         self._timer = self._runner.later(self._options.queue_flush_interval_ms, self._tick)
@@ -197,13 +211,13 @@ class Deriver:
         self.start()
         self._mend()
         now_ms = self._clock.monotonic_ms()
-        is_thorough = (self.backlog_bytes > 0 or self._write_config is not None) and (
+        is_thorough = (self.backlog_bytes > 0 or self._kept.write_config is not None) and (
             now_ms - self._thorough_ms >= self._options.snapshot_interval_ms
             or self.backlog_bytes >= self._options.snapshot_log_bytes
         )
         is_thorough |= self._due_index.is_large
         is_thorough &= self._key_index.doubtful is None  # no snapshot can be made until then
-        if self._dirty or self._kept or is_thorough:
+        if self._dirty or self._kept.snapshots or is_thorough:
             self._begin(is_thorough=is_thorough)
 
     def _begin(self, *, is_thorough: bool) -> None:
@@ -211,46 +225,30 @@ class Deriver:
             return
         dirty, self._dirty = self._dirty, {}
         self.last_round_ms = self._clock.wall_ms()
-        snapshots: dict[str, Snapshot] = {}
-        queues_snapshot: QueuesSnapshot | None = None
-        due: Pending | None = None
-        delay_progress: Mapping[QueueId, int] | None = None
-        write_config: Callable[[], None] | None = None
-        waiting_timers: WaitingTimers | None = None
         log_end, stored_at_ms = self._tail.visible_end, self._tail.visible_stored_at_ms
-        if is_thorough:
-            snapshots, self._kept = self._kept, {}
-            if self._offsets.has_changed:
-                snapshots[OFFSETS_SNAPSHOT] = Snapshot(
-                    (self._offsets.encode(),), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end}
-                )
-            self.thorough_begun += 1
-            queues_snapshot = QueuesSnapshot.of(
-                self._queues,
-                self._epochs,
-                log_begin=self._segments.first_offset,
-                log_offset=self._walk_begin(log_end),
-                stored_at_ms=stored_at_ms,
-            )
-            due = self._due_index.freeze()
-            delay_progress, self._delay_progress = self._delay_progress, None
-            write_config, self._write_config = self._write_config, None
-            waiting_timers, self._waiting_timers = self._waiting_timers, None
+        thorough = self._collect(log_end, stored_at_ms) if is_thorough else None
         unflushed = [queue.take_unflushed() for queue in dirty]
-        self._round = _Round(
-            log_end,
-            stored_at_ms,
-            unflushed,
-            snapshots,
-            queues_snapshot,
-            due,
-            delay_progress,
-            write_config,
-            waiting_timers,
-        )
+        self._round = _Round(log_end, stored_at_ms, unflushed, thorough)
         if is_thorough:
             self._flusher.request(log_end, stored_at_ms)  # the others wait until it comes by itself
         self.on_flushed()
+
+    def _collect(self, log_end: int, stored_at_ms: int) -> _Thorough:
+        """Take all that a thorough round is to have; it reflects the log up to `log_end`."""
+        kept, self._kept = self._kept, _Kept()
+        if self._offsets.has_changed:
+            kept.snapshots[OFFSETS_SNAPSHOT] = Snapshot(
+                (self._offsets.encode(),), {OFFSET_QUEUE: self._queues[OFFSET_QUEUE].end}
+            )
+        self.thorough_begun += 1
+        queues = QueuesSnapshot.of(
+            self._queues,
+            self._epochs,
+            log_begin=self._segments.first_offset,
+            log_offset=self._walk_begin(log_end),
+            stored_at_ms=stored_at_ms,
+        )
+        return _Thorough(kept, queues, self._due_index.freeze())
 
     def _write(self, round_: _Round) -> None:
         self._is_writing = True
@@ -274,29 +272,32 @@ class Deriver:
             self._queue_files.write(unflushed)
         if is_last:
             yield from self._mending.steps(is_last=True)
-        if round_.is_thorough or self._key_index.doubtful is None:
+        if round_.thorough is not None or self._key_index.doubtful is None:
             yield from self._index_up_to(round_.log_end)
-        if round_.queues_snapshot is not None:
-            self._queue_files.sync()
-            self._key_index.sync()
-        for name, snapshot in round_.snapshots.items():
+        return None if round_.thorough is None else self._save(round_.thorough)
+
+    def _save(self, thorough: _Thorough) -> Made | CorruptRecord | None:
+        """The derive lane's: sync what was written, then write the rest of a thorough round."""
+        self._queue_files.sync()
+        self._key_index.sync()
+        kept = thorough.kept
+        for name, snapshot in kept.snapshots.items():
             self._snapshots.save(name, snapshot)
-        if round_.delay_progress is not None:
-            self._delay_files.save(round_.delay_progress)
-        if round_.write_config is not None:
-            round_.write_config()
-        if round_.waiting_timers is not None:
-            self._broker_timers.hand_over(round_.waiting_timers)
-        elif round_.delay_progress is not None:
-            self._broker_timers.save(round_.delay_progress)
-        made = None if round_.due is None else self._due_index.make(round_.due)
+        if kept.delay_progress is not None:
+            self._delay_files.save(kept.delay_progress)
+        if kept.write_config is not None:
+            kept.write_config()
+        if kept.waiting_timers is not None:
+            self._broker_timers.hand_over(kept.waiting_timers)
+        elif kept.delay_progress is not None:
+            self._broker_timers.save(kept.delay_progress)
+        made = None if thorough.due is None else self._due_index.make(thorough.due)
         if isinstance(made, Made):
             self._snapshots.save(TIMERS_SNAPSHOT, made.snapshot)
             self._due_index.note_named()
-        if round_.queues_snapshot is not None:
-            # The last one: it moves the place where a start begins to replay.
-            reflected = msgspec.structs.replace(round_.queues_snapshot, index=self._key_index.marks)
-            self._snapshots.save(QUEUES_SNAPSHOT, reflected.wrap())
+        # The last one: it moves the place where a start begins to replay.
+        reflected = msgspec.structs.replace(thorough.queues, index=self._key_index.marks)
+        self._snapshots.save(QUEUES_SNAPSHOT, reflected.wrap())
         return made
 
     def _index_up_to(self, log_end: int) -> Iterator[None]:
@@ -345,7 +346,7 @@ class Deriver:
             )
         for unflushed in round_.unflushed:
             unflushed.queue.note_flushed(unflushed.end)
-        if round_.is_thorough:
+        if round_.thorough is not None:
             self._thorough_ms = self._clock.monotonic_ms()
             self.thorough_end = round_.log_end
             self.thorough_ended = self.thorough_begun
@@ -357,8 +358,8 @@ class Deriver:
         if self._waiting:
             # What was kept while this round was under way waits for the next one, as what is to
             # be made again.
-            is_more = self.backlog_bytes > 0 or self._has_kept or self._mending.is_needed
-            if is_more or not round_.is_thorough:
+            is_more = self.backlog_bytes > 0 or self._kept.is_anything or self._mending.is_needed
+            if is_more or round_.thorough is None:
                 self._begin(is_thorough=True)
             else:
                 self._finish(True)
@@ -382,14 +383,10 @@ class Deriver:
             log.warning("derived_files_wait", error=str(error))
         self.last_error = f"{type(error).__name__}: {error}"
         self._dirty.update(dict.fromkeys(unflushed.queue for unflushed in round_.unflushed))
-        self._kept = {**round_.snapshots, **self._kept}
-        if self._delay_progress is None:
-            self._delay_progress = round_.delay_progress
-        self._write_config = self._write_config or round_.write_config
-        if self._waiting_timers is None:
-            self._waiting_timers = round_.waiting_timers
-        if round_.due is not None:
-            self._due_index.give_back(round_.due)
+        if round_.thorough is not None:
+            self._kept = round_.thorough.kept.replaced_by(self._kept)
+            if round_.thorough.due is not None:
+                self._due_index.give_back(round_.thorough.due)
         if not isinstance(error, DoubtfulIndex):
             self._finish(False)
         elif self._waiting:
