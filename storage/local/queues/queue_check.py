@@ -323,30 +323,14 @@ class QueueCheck:
             for offset, length in zip(
                 piece.record_offsets.tolist(), piece.record_bytes.tolist(), strict=True
             ):
-                number, first = records.stated_queue(piece.data, offset - piece.offset)
+                begin_in_piece = offset - piece.offset
+                number, first = records.stated_queue(piece.data, begin_in_piece)
                 if not number and not first:
-                    record = piece.data[offset - piece.offset : offset - piece.offset + length]
+                    record = piece.data[begin_in_piece : begin_in_piece + length]
                     made += self._lost_entries(queue, queue_offset, offset, record)
                 if number != queue.id.number or first + inner_batch.MOST_MESSAGES <= queue_offset:
                     continue
-                try:
-                    found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(
-                        piece.data, offset - piece.offset, length
-                    )
-                except DamagedRecord:
-                    continue
-                if found_topic != topic or sys_flag & records.TRANSACTION_MASK not in QUEUED:
-                    continue
-                entries: Sequence[bytes] = [
-                    queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms))
-                ]
-                if sys_flag & inner_batch.FLAG:
-                    at = offset - piece.offset
-                    try:
-                        batch = records.decode(piece.data[at : at + length])
-                    except DamagedRecord:
-                        continue
-                    entries = entries_of_batch(offset, length, batch)
+                entries = _entries_of(piece.data, begin_in_piece, offset, length, topic)
                 for at, raw in enumerate(entries, first):
                     entry = queue_entry.decode(raw)
                     if at < queue_offset or not self._reads_as(queue, at, entry):
@@ -411,3 +395,18 @@ class QueueCheck:
         if len(self._damaged) >= _MOST_DAMAGED:
             self._damaged.clear()
         self._damaged[queue.id, queue_offset] = damage
+
+
+def _entries_of(data: bytes, begin: int, offset: int, length: int, topic: bytes) -> Sequence[bytes]:
+    """The queue entries of the messages in a record of this topic, whose bytes begin there in
+    `data`; none if the record is of another topic, is in no queue, or is damaged.
+    """
+    try:
+        found_topic, _, _, sys_flag, stored_at_ms, own = records.skim(data, begin, length)
+        if found_topic != topic or sys_flag & records.TRANSACTION_MASK not in QUEUED:
+            return ()
+        if sys_flag & inner_batch.FLAG:
+            return entries_of_batch(offset, length, records.decode(data[begin : begin + length]))
+    except DamagedRecord:
+        return ()
+    return (queue_entry.encode(offset, length, tags_code(topic, own, stored_at_ms)),)
