@@ -1,12 +1,12 @@
 """Chooses the messages of one receive: those that are open again first, then those that were never
 scanned.
 
-The group's queues have their turns. What is not for the group (by its filter, withdrawn, ended by a
-reset) is passed over and done with; what has to wait for its key in an ordered group is left open;
-what has had all its attempts is given up; what cannot be read is kept as a dead letter.
+The group's queues have their turns. A message that is not for the group (by its filter, cancelled,
+ended by a reset) is settled; one that has to wait for its key in an ordered group is left open; one
+that has had all its attempts is given up; one that cannot be read becomes a dead letter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import Protocol, TypeVar
 
@@ -82,12 +82,12 @@ class MessageSelector:
         self._reader = QueueReader(journal.store)
 
     async def select(self, claim: Claim, rules: GroupRules) -> None:
-        """Let it take what there is.
+        """Claim messages of the group's queues in turn, until the claim is full.
 
-        Raises what `append` and `read` raise; what was taken till then is taken.
+        Raises what `append` and `read` raise; what was claimed till then stays claimed.
 
         A full disk that keeps damage from being recorded holds up its queue alone: it is raised
-        where nothing else was taken.
+        where nothing else was claimed.
         """
         leases = claim.leases
         queues = await self._queues.of(leases, rules)
@@ -111,15 +111,18 @@ class MessageSelector:
             raise claim.held_up
 
     async def _claim_open(self, claim: Claim, queue: QueueLeases, rules: GroupRules) -> bool:
-        """Look at as many as there is room for. False where there were none."""
+        """Claim open messages of the queue, as many as there is room for; those that cannot or must
+        not be delivered are settled on the way. False: it had none, or the disk is full.
+
+        Each of the offsets is taken from the open ones first. `left` are those of which nothing has
+        become: whatever happens, they are open again at the end.
+        """
         exhausted: list[ClaimedMessage] = []
         unreadable: list[Unreadable] = []
         skipped: list[tuple[int, Why]] = []
         may_skip = rules.may_skip and not queue.is_retry
-        end, now_ms = (
-            (await self._store.offsets(queue.queue)).end if may_skip else 0,
-            self._journal.now().wall_ms,
-        )
+        end = (await self._store.offsets(queue.queue)).end if may_skip else 0
+        now_ms = self._journal.now().wall_ms
         offsets = queue.claim_open(claim.left)
         left = dict.fromkeys(offsets)
         try:
@@ -135,10 +138,7 @@ class MessageSelector:
                 elif message is None or not self._is_to_come(
                     claim.leases, queue, rules, message, slot.was_delivered
                 ):
-                    if message is not None and not slot.was_delivered:
-                        # a retry that came back, though it is not delivered
-                        self._first_attempt(claim, queue, message)
-                    queue.settle_claimed(offset)
+                    self._settle_undelivered(claim, queue, slot, message)
                 elif (
                     may_skip
                     and not slot.was_delivered
@@ -169,14 +169,22 @@ class MessageSelector:
             for one in exhausted:
                 del left[one.offset]
         finally:
-            for offset in left:
-                if queue.slots.state(offset) in (State.OPEN, State.MOVING):
-                    queue.reopen(offset)
+            _reopen(queue, left)
         if exhausted:
             await self._ends.give_up(claim.leases, rules, exhausted)
         return bool(offsets) and is_kept
 
+    def _settle_undelivered(
+        self, claim: Claim, queue: QueueLeases, slot: Slot, message: StoredMessage | None
+    ) -> None:
+        """Settle an open message that is not to be delivered. None: it has expired."""
+        if message is not None and not slot.was_delivered:
+            # a retry that came back, though it is not delivered
+            self._first_attempt(claim, queue, message)
+        queue.settle_claimed(slot.offset)
+
     async def _claim_new(self, claim: Claim, queue: QueueLeases, rules: GroupRules) -> None:
+        """Claim messages that were never scanned; damaged ones become dead letters."""
         slots, wanted = queue.slots, filter_of(rules.subscriptions, queue.queue.topic)
         is_plain = wanted is EVERYTHING and not rules.ordered and not queue.is_retry
         is_plain = is_plain and not self._cancelled_requests.has_cancelled_request(
@@ -193,7 +201,7 @@ class MessageSelector:
                 else:
                     # Few at first: what is read behind the last one that there is room for is read
                     # in vain.
-                    has_left = await self._take_chosen(
+                    has_left = await self._claim_chosen(
                         claim, queue, wanted, min(_ORDERED_MESSAGES, claim.left << 2 * number)
                     )
                 if has_left and not claim.is_full:
@@ -221,7 +229,7 @@ class MessageSelector:
         return True
 
     async def _claim_plain(self, claim: Claim, queue: QueueLeases) -> bool:
-        """All as they come.
+        """Claim the next messages without looking at them: nothing keeps them from the group.
 
         True: one whose body cannot be decompressed was left open.
         """
@@ -250,13 +258,14 @@ class MessageSelector:
             slots.advance_to(slots.cursor + len(taken))
         return False
 
-    async def _take_chosen(
+    async def _claim_chosen(
         self, claim: Claim, queue: QueueLeases, wanted: Filter, most: int
     ) -> bool:
-        """One by one: some are not for the group, some must wait for their key.
+        """Claim the next messages one by one: some are not for the group, some must wait for their
+        key.
 
-        `most`: so many are read, of these. True: one whose body cannot be decompressed was left
-        open.
+        `most`: the most messages that are read in an ordered group. True: one whose body cannot be
+        decompressed was left open.
         """
         slots, order = queue.slots, queue.order
         count = claim.left if order is None else most
@@ -305,7 +314,9 @@ class MessageSelector:
         return has_left
 
     def _first_attempt(self, claim: Claim, queue: QueueLeases, message: StoredMessage) -> int:
-        """Of a message that is handed out from here for the first time."""
+        """The attempt of a message that was never delivered from this queue; a retry is counted as
+        arrived.
+        """
         if not queue.is_retry:
             return 1
         if self._is_current(claim.leases, message):
@@ -322,8 +333,8 @@ class MessageSelector:
         message: StoredMessage,
         was_delivered: bool,
     ) -> bool:
-        """A filter is asked once: what was handed out before comes again, whatever the group's
-        rules are now.
+        """Is the message still to be delivered? A filter is asked once: a message that was
+        delivered before is delivered again, whatever the group's rules are now.
         """
         if self._cancelled_requests.is_cancelled_request(message):
             return False
@@ -342,6 +353,12 @@ class MessageSelector:
         return not leases.retries.is_void(
             str(retry_message.origin_of(message).queue), retry_message.generation_of(message)
         )
+
+
+def _reopen(queue: QueueLeases, offsets: Iterable[int]) -> None:
+    for offset in offsets:
+        if queue.slots.state(offset) in (State.OPEN, State.MOVING):
+            queue.reopen(offset)
 
 
 async def _shown(message: F | CorruptRecord) -> F | CorruptRecord:
