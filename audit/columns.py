@@ -119,7 +119,7 @@ COLUMNS = {
     "due_ms": "bigint",  # of a message that waits in a delay topic
     # JSON, on a copy of one that waits, stored before the segment of the first went
     "so_far": "string",
-    # on a copy that goes to a group once more, or to its dead letters: how often it was handed out
+    # on a copy for a redelivery, or in a dead-letter topic: the number of deliveries so far
     "attempts": "int",
     "retry_topic": "string",  # on such a copy: the topic that it was sent to
     "origin_id": "string",  # its first message id

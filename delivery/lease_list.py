@@ -13,7 +13,7 @@ from storage.message import QueueId, StoredMessage
 from storage.store import MessageStore
 
 _READ_BYTES = 1 << 20
-_LENT = frozenset({State.LEASED, State.ACKING, State.MOVING})
+_LEASED = frozenset({State.LEASED, State.ACKING, State.MOVING})
 
 
 class Place(NamedTuple):
@@ -51,7 +51,7 @@ async def list_leases(
                 continue
             if queue.queue == (after.topic, after.queue):
                 begin = after.offset + 1
-        slots = _lent(queue, begin, count - len(found), now.monotonic_ms)
+        slots = _leased(queue, begin, count - len(found), now.monotonic_ms)
         async for slot, message in _with_messages(journal.store, queue.queue, slots):
             delivered = None if message is None else retry_message.as_delivered(message)
             expires_at_ms = now.wall_ms + slot.deadline_ms - now.monotonic_ms
@@ -63,11 +63,12 @@ async def list_leases(
     return found
 
 
-def _lent(queue: QueueLeases, begin: int, count: int, now_ms: int) -> list[Slot]:
-    if not any(queue.slots.counts[state] for state in _LENT):
+def _leased(queue: QueueLeases, begin: int, count: int, now_ms: int) -> list[Slot]:
+    """Up to `count` slots with an active lease, from this offset on."""
+    if not any(queue.slots.counts[state] for state in _LEASED):
         return []
     found: list[Slot] = []
-    for slot in queue.slots.in_states(_LENT, begin):
+    for slot in queue.slots.in_states(_LEASED, begin):
         if len(found) == count:
             break
         if slot.deadline_ms > now_ms:

@@ -73,7 +73,7 @@ class ScheduleLog:
         self._progress = Progress()
         # The progress, which only a broker asks for, may lack a damaged mark.
         self._table = DerivedTable(store, SNAPSHOT, {MARK_QUEUE: OnDamage.LEAVE_OUT})
-        self._told: dict[QueueId, int] = {}  # how far the engine knows the delay queues to be done
+        self._kept_progress: dict[QueueId, int] = {}  # of the delay queues, as the engine has it
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
         self.put_backs = 0  # since then a message may lie elsewhere
         self.is_from_a_broker = False  # until what that did is marked
@@ -108,7 +108,7 @@ class ScheduleLog:
             count = await self.follow()
         for queue, queue_offset in (by_broker or {}).items():
             self._progress.note_done_before(queue, min(queue_offset, self._positions.get(queue, 0)))
-        self._tell_progress()
+        self._keep_progress()
         return count
 
     @property
@@ -158,7 +158,7 @@ class ScheduleLog:
     def end_take_over(self) -> None:
         """Note that all changes of a broker are marked."""
         self.is_from_a_broker = False
-        self._tell_progress()
+        self._keep_progress()
 
     def take_brokers_changes(self) -> list[BrokersChange]:
         changes, self._brokers_changes = self._brokers_changes, []
@@ -207,10 +207,10 @@ class ScheduleLog:
         count = 0
         for queue in self._positions:
             count += await self._read_on(queue)
-        self._tell_progress()
+        self._keep_progress()
         return count
 
-    def _tell_progress(self) -> None:
+    def _keep_progress(self) -> None:
         if self.is_from_a_broker:
             return  # its files say so until then
         done_before = {
@@ -218,8 +218,8 @@ class ScheduleLog:
             for queue in self.delay_queues
             if self._positions[queue]
         }
-        if done_before != self._told:
-            self._told = done_before
+        if done_before != self._kept_progress:
+            self._kept_progress = done_before
             self._store.keep_delay_progress(done_before)
 
     async def _read_on(self, queue: QueueId) -> int:

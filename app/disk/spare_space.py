@@ -38,9 +38,9 @@ class SpareSpace:
             os.truncate(self._path, 0)
             log.warning("spare_space_released", bytes=taken)
 
-    def lend(self) -> None:
-        """Give a part of the room back where the disk has no other, for a replica; the rest of it
-        stays for a service. `keep` takes it again.
+    def release_for_replica(self) -> None:
+        """Give a part of the room back where the disk has no other, for the start of a replica; the
+        rest of it stays for a service. `keep` takes it again.
         """
         left = max(self._taken_bytes() - _REPLICA_BYTES, _LEAST_BYTES)
         if left < self._taken_bytes() and self._free_bytes() < _REPLICA_BYTES:

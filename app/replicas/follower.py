@@ -261,7 +261,7 @@ class Follower:
             await asyncio.sleep(_MOST_PAUSE_S)
 
     async def _open_what_is_there(self) -> None:
-        await self._in_thread(self._spare.lend)
+        await self._in_thread(self._spare.release_for_replica)
         async with self._promise.lock:
             note = await self._in_thread(self._begin_note)
             if folder.has_log(self._data_dir):

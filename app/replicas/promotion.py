@@ -79,7 +79,7 @@ async def promote(
     directory is a replica's until all the rest is durable.
     """
     spare = SpareSpace(data_dir)
-    await asyncio.to_thread(spare.lend)
+    await asyncio.to_thread(spare.release_for_replica)
     if not folder.has_log(data_dir):
         if not may_be_empty:
             raise NoReplica(f"{data_dir} has no log yet: the primary never let it in")

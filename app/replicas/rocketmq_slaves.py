@@ -98,7 +98,7 @@ class RocketmqSlaves:
         try:
             sender.begin(first_report)
         except SlaveRefused as error:
-            self._tell(peer, "rocketmq_slave_refused", str(error))
+            self._warn(peer, "rocketmq_slave_refused", str(error))
             return
         self._senders[task] = sender
         for dead in self._of(peer)[: -self._sharing(peer)]:
@@ -109,7 +109,7 @@ class RocketmqSlaves:
             log.info("rocketmq_slave_gone", address=address)
             peer.trouble = ""
         except SlaveRefused as error:
-            self._tell(peer, "rocketmq_slave_refused", str(error))
+            self._warn(peer, "rocketmq_slave_refused", str(error))
         except (OSError, EOFError, MessagingError) as error:
             log.warning("rocketmq_slave_lost", address=address, reason=str(error))
         except asyncio.CancelledError:  # by us, and the streams of 3.11 take it for a failure
@@ -147,11 +147,12 @@ class RocketmqSlaves:
                 }
                 await broker.ask(remoting.Request.EXCHANGE_HA_ADDRESS, fields)
         except TimeoutError:
-            self._tell(peer, "rocketmq_slave_not_invited", "no answer")
+            self._warn(peer, "rocketmq_slave_not_invited", "no answer")
         except (OSError, EOFError, remoting.BadAnswer, remoting.Refused) as error:
-            self._tell(peer, "rocketmq_slave_not_invited", str(error))
+            self._warn(peer, "rocketmq_slave_not_invited", str(error))
 
-    def _tell(self, peer: _Peer, event: str, reason: str) -> None:
+    def _warn(self, peer: _Peer, event: str, reason: str) -> None:
+        """Log the trouble with a peer, unless it is the same as before."""
         if reason != peer.trouble:
             peer.trouble = reason
             log.warning(event, peer=peer.address, reason=reason)

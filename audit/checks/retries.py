@@ -65,7 +65,7 @@ def _judge_attempts(context: CheckContext, found: Found) -> None:
 
 def _judge_moves(context: CheckContext, found: Found) -> None:
     """Each move has a copy: as many for each message of each group."""
-    # the copy that was handed out may lie before the log's beginning, and its origin with it
+    # the copy that was leased may be before the beginning of the log, and its origin with it
     is_known = "TRUE"
     if context.log.begin:
         is_known = f"(NOT {begins('m.topic', '%RETRY%')} OR b.origin IS NOT NULL)"

@@ -1,10 +1,9 @@
-"""Passing over what a group has no time for: it is too far behind, or the messages are too old.
+"""Skips messages by the rules of a group, as it receives: those by which it is too far behind, and
+those that are too old.
 
-By its rules, as it receives.
-
-Skipped is only what the group was never given; what it was given once comes until it is settled. A
-skip is an event that the log has before the table does: a message is skipped and counted, or it is
-as it was. As a grant, it is in the page cache then.
+Only a message that was never delivered to the group is skipped; any other is delivered again until
+it is settled. A skip is an event that is in the log before the table changes: a message is skipped
+and counted, or it is as it was. As the event of a lease, it is in the page cache then.
 """
 
 from collections.abc import Sequence
@@ -55,7 +54,7 @@ class Skipper:
     async def skip_new(
         self, leases: GroupLeases, queues: Sequence[QueueLeases], rules: GroupRules
     ) -> None:
-        """Of messages that were never scanned.
+        """Skip messages that were never scanned.
 
         Raises what `append` raises; nothing is skipped then.
         """
@@ -63,13 +62,13 @@ class Skipper:
         for queue in queues:
             if not queue.is_retry:
                 skips += await self._new_ones(queue, rules)
-        await self._tell(leases, skips)
+        await self._append(leases, skips)
 
     async def skip(
         self, leases: GroupLeases, queue: QueueLeases, skipped: Sequence[tuple[int, Why]]
     ) -> None:
-        """These, by offset, which were looked at and left for later. Raises as `skip_new`."""
-        await self._tell(leases, [Skip(*queue.queue, offset, 1, why) for offset, why in skipped])
+        """Skip open messages, by their offsets. Raises as `skip_new`."""
+        await self._append(leases, [Skip(*queue.queue, offset, 1, why) for offset, why in skipped])
 
     async def _new_ones(self, queue: QueueLeases, rules: GroupRules) -> list[Skip]:
         bounds = await self._store.offsets(queue.queue)
@@ -95,7 +94,7 @@ class Skipper:
         except (CorruptRecord, OffsetOutOfRange):
             return begin  # their age is unknown: they are delivered
 
-    async def _tell(self, leases: GroupLeases, skips: Sequence[Skip]) -> None:
+    async def _append(self, leases: GroupLeases, skips: Sequence[Skip]) -> None:
         if not skips:
             return
         await self._journal.append(

@@ -52,7 +52,7 @@ from storage.message import (
     Sureness,
 )
 
-_AHEAD_TOLD_MS = 60_000
+_AHEAD_LOGGED_MS = 60_000
 _AT_ONCE_BYTES = 1 << 20  # of a unit are stored in one turn of the loop: a millisecond
 _FIXED_COST_BYTES = 512  # what a row costs while it waits, beside its body
 
@@ -493,7 +493,7 @@ class LogWriter:
         """
         wall_ms = self._clock.wall_ms()
         ahead_ms = self._tail.stored_at_ms - wall_ms
-        if (ahead_ms > _AHEAD_TOLD_MS) != self._is_ahead:
+        if (ahead_ms > _AHEAD_LOGGED_MS) != self._is_ahead:
             self._is_ahead = not self._is_ahead
             if self._is_ahead:
                 log.warning("clock_behind_log", log_ahead_ms=ahead_ms)
