@@ -152,7 +152,7 @@ TAGS = [
 
 
 class Application(FastAPI):
-    """With our own OpenAPI document."""
+    """A FastAPI application with EscrowMQ's own OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         if not self.openapi_schema:

@@ -168,8 +168,8 @@ class Services:
         return self.stopping.is_set()
 
     def pressure_header(self) -> dict[str, str]:
-        """On every answer to something that was stored, so that senders slow down before they are
-        refused.
+        """The header of every answer to something that was stored, so that senders slow down before
+        they are refused.
         """
         return {"Store-Pressure": f"{self.pressure():.2f}"}
 

@@ -203,7 +203,7 @@ class Settings(BaseSettings):
         ]
 
     def masked(self) -> dict[str, Any]:
-        """For the log: secrets hidden, and a database's password with them."""
+        """The settings for the log: secrets hidden, and a database's password with them."""
         values = self.model_dump(mode="json")
         values["api_keys"] = len(self.api_keys)
         values["scoped_keys"] = [one.name for one in self.scoped_keys]

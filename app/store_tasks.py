@@ -54,7 +54,7 @@ class StoreTasks:
         self._running: dict[str, asyncio.Task[None]] = {}
 
     def __iter__(self) -> Iterator[StoreTask]:
-        """In the order in which they were begun."""
+        """The tasks in the order in which they were begun."""
         return iter(list(self._tasks.values()))
 
     def get(self, task_id: str) -> StoreTask | None:

@@ -169,7 +169,7 @@ class TopicDeletions:
             )  # fmt: skip
 
     async def _schedules_of(self, name: str) -> AsyncIterator[list[Schedule]]:
-        """In pieces: there may be millions."""
+        """The schedules of a topic, in pieces: there may be millions."""
         after: ListPosition | None = None
         while True:
             page = await self.schedules.page(

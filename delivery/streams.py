@@ -57,7 +57,9 @@ class Streams:
         return stream
 
     def close(self, stream: "Stream") -> None:
-        """Its client has left: what is leased is for the next stream, which may be open by now."""
+        """Close a stream whose client has left: what is leased is for the next stream, which may be
+        open by now.
+        """
         group, names = stream.group, stream.names
         self.forget(group, names)
         streams = self._open[group]
@@ -80,7 +82,7 @@ class Streams:
         return name
 
     def forget(self, group: str, names: Iterable[str]) -> None:
-        """These attempts are of no open stream any more."""
+        """Forget attempts that are of no open stream any more."""
         self._live.difference_update((group, name) for name in names)
 
 

@@ -82,7 +82,7 @@ class MemoryMessageStore:
 
     @property
     def admin(self) -> None:
-        """None: it has no files."""
+        """No administration: this engine has no files."""
 
     # ----------------------------------------------------------------------------------------------
     # topics
@@ -267,7 +267,7 @@ class MemoryMessageStore:
     def block_now(
         self, queue: QueueId, queue_offset: int, *, count: int, max_bytes: int
     ) -> RecordBlock | None:
-        """None: its messages are not kept as records."""
+        """Return None: the messages are not kept as records."""
         self._readable(queue, queue_offset)
         return None
 
@@ -465,7 +465,7 @@ class MemoryMessageStore:
         return Placed(queue_offsets, log_offsets, self._stored_at_ms, _SURE)
 
     def _readable(self, queue: QueueId, queue_offset: int) -> list[StoredMessage]:
-        """All messages of the queue, which can be read from this offset on. Raises as `read`."""
+        """The messages of the queue, which can be read from this offset on. Raises as `read`."""
         self._check_open()
         bounds = self.bounds(queue)
         if queue_offset < bounds.first:

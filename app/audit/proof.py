@@ -29,7 +29,7 @@ _OPS = {
 
 
 class Evidence(NamedTuple):
-    """All that the log has of one transaction."""
+    """Everything that the log has of one transaction."""
 
     halves: Sequence[StoredMessage]
     # with the COMMIT bits: in their real topics, and where they wait for their time

@@ -58,7 +58,7 @@ class BodyBudget:
         return self.body_bytes + answer_bytes + byte_count <= limit_bytes
 
     def left_for_answers(self) -> int:
-        """So many more bytes answers may take."""
+        """Number of bytes that answers may still take."""
         of_answers = self.answer_limit_bytes - self.answer_bytes
         of_all = self.large_limit_bytes - self.body_bytes - self.answer_bytes
         return min(of_answers, of_all)
@@ -142,7 +142,7 @@ class BodyShare:
         self._budget.release_bodies(byte_count)
 
     def keep(self, byte_count: int) -> None:
-        """So many bytes of the body are in memory still."""
+        """Release what is not needed any more: so many bytes of the body are still in memory."""
         self.release(self._body_bytes - byte_count)
 
     # ----------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class BodyShare:
         self._budget.change_answers(change)
 
     def hold_rest(self, byte_count: int) -> None:
-        """So many bytes of the answer are left at most; the others have been written."""
+        """Release what was written of an answer: so many bytes at most are left."""
         if byte_count < self._answer_bytes:
             self.hold(byte_count)
 

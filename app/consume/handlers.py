@@ -389,7 +389,7 @@ def size_of_found(found: Found) -> int:
 
 
 def _most_bytes_of(found: Found) -> int:
-    """So many bytes at most are in the JSON of a message: a character of a text may be six, in
+    """Number of bytes that the JSON of a message has at most: a character of a text may be six, in
     base64 three bytes are four.
     """
     data = found.data if isinstance(found, StoredRecord) else found.body
@@ -433,7 +433,9 @@ def _view(one: LeasedMessage, form: PayloadForm) -> ReceivedMessage:
 
 
 def check_text(text: str | UnsetType, pointer: str) -> str | None:
-    """It is kept in the log, as a property of a message. Raises Refusal."""
+    """The text, which is stored in the log as a property of a message; None if none is given.
+    Raises Refusal.
+    """
     if text is UNSET:
         return None
     if CONTROL.search(text):

@@ -154,7 +154,7 @@ class HotReceives:
         return True
 
     def _plan(self, services: Services, group: str, given: ReceiveInput) -> PlainReceive | None:
-        """None where the receive is not plain. Raises MessagingError."""
+        """The plan of a plain receive; None where it is not plain. Raises MessagingError."""
         rules = services.consumer_groups.get(group).rules
         services.consumer_groups.check_not_pushed(group)
         worker = None if given.worker is UNSET else given.worker

@@ -53,7 +53,7 @@ def _step(outer: inspect.Type, step: str) -> Iterator[inspect.Type]:
 
 
 def _plain(found: inspect.Type) -> Iterator[inspect.Type]:
-    """Without what surrounds it: limits, and the kinds that may stand in its place."""
+    """The types without what surrounds them: limits, and alternatives."""
     if isinstance(found, inspect.Metadata):
         yield from _plain(found.type)
     elif isinstance(found, inspect.UnionType):

@@ -12,7 +12,7 @@ class Changing:
     is_connected = False
 
     async def place(self) -> LogPlace | None:
-        """None, as of a log that is not open."""
+        """Return None, as for a log that is not open."""
         return None
 
     async def promise(self, promise: Promise) -> LogPlace:

@@ -15,7 +15,7 @@ _LOOK_MS = 5_000
 
 
 class FailoverWatch:
-    """For how long there has been no service. Event loop only."""
+    """Measures for how long there has been no service. Event loop only."""
 
     def __init__(self, clock: Clock, after_ms: int, random: Random) -> None:
         """`after_ms` 0: it is never due."""

@@ -53,7 +53,7 @@ async def readyz(request: Request, role: str | None = None) -> Response:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """For Prometheus."""
+    """Return the metrics for Prometheus."""
     return Response(await request.app.state.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -239,8 +239,8 @@ def _response_of(mark: StoredMessage) -> StoredResponse:
 
 
 def _stored(response: StoredResponse, mark: Appended | StoredMessage) -> StoredResponse:
-    """With the log's time, which does not go back when the clock does: a key is not over the sooner
-    for that.
+    """The response with the time of the log, which does not go back when the clock does: a key does
+    not expire sooner for that.
     """
     return msgspec.structs.replace(
         response, log_offset=mark.log_offset, stored_at_ms=mark.stored_at_ms

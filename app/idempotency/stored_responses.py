@@ -103,7 +103,7 @@ class ResponseTable:
     # snapshots
 
     def packed(self) -> list[bytes]:
-        """All of them, for `pack` to make a snapshot of."""
+        """The responses, for `pack` to make a snapshot of."""
         return list(self._packed.values())
 
 
@@ -121,5 +121,5 @@ def _size(packed: bytes) -> int:
 
 
 def _end_of(response: StoredResponse) -> int:
-    """Behind its mark; where it is not known where that is, behind all."""
+    """The log offset behind the mark of a response; the end of all where it is not known."""
     return _NO_END if response.log_offset is None else response.log_offset + 1

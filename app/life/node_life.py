@@ -345,7 +345,7 @@ class NodeLife:
         self._life.start()
 
     def _made(self) -> ServiceLifecycle | ReplicaLife:
-        """In the role that the directory says; in a new one it is a replica."""
+        """The life in the role that the directory states; in a new one the node is a replica."""
         settings, machine = self._settings, self._machine
         life: ServiceLifecycle | ReplicaLife
         if folder.is_replica(settings.data_dir) or not folder.has_log(settings.data_dir):

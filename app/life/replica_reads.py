@@ -119,7 +119,7 @@ class ReplicaReads:
         return headers
 
     def pressure_header(self) -> Mapping[str, str]:
-        """None: nothing is sent to a replica."""
+        """Return no header: nothing is sent to a replica."""
         return {}
 
     def error_for_client(self, error: MessagingError) -> MessagingError:
@@ -130,9 +130,9 @@ class ReplicaReads:
         raise self._not_primary()
 
     async def find_waiting(self, message_id: str) -> Schedule | None:
-        """None: it may be cancelled meanwhile."""
+        """Return None: the schedule may be cancelled meanwhile."""
         return None
 
     async def find_transaction(self, transaction_id: str) -> Transaction | None:
-        """None: it may be decided meanwhile."""
+        """Return None: the transaction may be decided meanwhile."""
         return None

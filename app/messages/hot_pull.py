@@ -177,7 +177,7 @@ def _records(
 
 
 def _json(block: RecordBlock | None, next_offset: int, bounds: OffsetRange) -> list[bytes] | None:
-    """None where a message is not plain."""
+    """The pieces of the answer as JSON; None where a message is not plain."""
     if block is None:
         return [BEGIN_OF_PAGE, end_of_page(next_offset, bounds, "no_new_message")]
     messages = joined(block.columns(), b"}")

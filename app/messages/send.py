@@ -412,7 +412,7 @@ def can_have(services: Services, durability: Durability | None) -> bool:
 
 
 def is_late(services: Services, sureness: Sureness, durability: Durability | None) -> bool:
-    """It is stored, but to make it as sure as was asked for takes longer than the limit."""
+    """Would it take longer than the limit to make a stored message as sure as was requested?"""
     if durability is None and sureness.durable:
         return False
     asked = durability or services.default_durability

@@ -170,7 +170,7 @@ class _Stream:
             self.pieces.put_nowait(None)
 
     def release(self, piece: _Piece) -> None:
-        """Its answers are on their way."""
+        """Release the memory of a piece whose answers are on their way."""
         self._open_lines -= piece.line_count
         self._open_bytes -= piece.byte_count
         self._call.share.release(piece.byte_count)
@@ -370,7 +370,7 @@ class _Stream:
             return _refused(line.id, error)
 
     async def _append_together(self, built: Sequence[_Built | BatchResult]) -> list[BatchResult]:
-        """All that can be, in one append."""
+        """Append all that can be appended, in one append; the result of each."""
         answers = {
             index: answer for index, answer in enumerate(built) if isinstance(answer, BatchResult)
         }
@@ -385,7 +385,9 @@ class _Stream:
     async def _append(
         self, lines: dict[int, _Line], messages: dict[int, Message]
     ) -> dict[int, BatchResult]:
-        """By index. Where the engine refuses them together, each is tried by itself."""
+        """Append messages; the results by index. Where the engine refuses them together, each is
+        tried by itself.
+        """
         durability = strongest_of([lines[index].given for index in messages])
         try:
             places = await append_all(self._services, None, self._topic, messages, durability)

@@ -64,7 +64,7 @@ def servers_of(options: NameOptions, own_keys: Sequence[SecretStr]) -> list[Name
 
 
 def key_of(options: NameOptions, own_keys: Sequence[SecretStr]) -> str:
-    """For other nodes: those of one owner have one key, unless the settings say another."""
+    """The key for other nodes: those of one owner have one key, unless the settings say another."""
     key = options.api_key.get_secret_value()
     if not key and own_keys:
         key = own_keys[0].get_secret_value()
@@ -72,7 +72,7 @@ def key_of(options: NameOptions, own_keys: Sequence[SecretStr]) -> str:
 
 
 def http_client(options: NameOptions, *, api_key: str, timeout_s: float) -> httpx.AsyncClient:
-    """For other nodes. Raises OSError where the file of the authority cannot be used."""
+    """A client for other nodes. Raises OSError where the file of the authority cannot be used."""
     authority = options.tls_authority
     return httpx.AsyncClient(
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},

@@ -31,16 +31,16 @@ class NodeIdentity(NamedTuple):
 
 
 class OwnNode(Protocol):
-    """This node in its present state. Event loop only."""
+    """The node itself, in its present state. Event loop only."""
 
     @property
     def name(self) -> str: ...
 
     def registration(self) -> NodeRegistration:
-        """All but the topics."""
+        """The registration without the topics."""
 
     def topics(self) -> list[RegisteredTopic]:
-        """Those of `data_version` in the registration."""
+        """The topics as of `data_version` in the registration."""
 
 
 def identity_of(

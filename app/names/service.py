@@ -31,7 +31,7 @@ class NodeService:
         self.max_body_values = max_body_values
 
     def pressure_header(self) -> Mapping[str, str]:
-        """None: such a request waits for no log."""
+        """Return no header: such a request waits for no log."""
         return {}
 
     def marked(self, answer: Answered) -> Answered:

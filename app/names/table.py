@@ -72,7 +72,7 @@ class NameTable:
         self._nodes.pop(node, None)
 
     def nodes(self) -> list[KnownNode]:
-        """By their names."""
+        """The nodes, ordered by their names."""
         self._forget_silent()
         return [self._nodes[node] for node in sorted(self._nodes)]
 

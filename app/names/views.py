@@ -17,7 +17,7 @@ def registered(table: NameTable, node: str, given: NodeRegistration) -> NodeRegi
 
 
 def all_nodes(table: NameTable) -> list[Node]:
-    """By their names."""
+    """The nodes, ordered by their names."""
     numbers = {
         one.node: number for group in table.groups() for number, one in _numbered(table, group)
     }
@@ -35,7 +35,7 @@ def group_of_nodes(table: NameTable, group: str) -> GroupOfNodes:
 
 
 def routes(table: NameTable, topic: str) -> list[TopicRoute]:
-    """By the groups that have the topic. Raises NoSuchName."""
+    """The route to each group that has the topic, ordered by group. Raises NoSuchName."""
     return [
         TopicRoute(
             group=group,

@@ -40,7 +40,9 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditReportRows:
-    """In the order in which they were asked for: ids are ordered by time."""
+    """Rows of the audit reports, in the order in which they were requested: ids are ordered by
+    time.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

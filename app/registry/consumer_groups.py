@@ -55,7 +55,7 @@ class ConsumerGroups:
             self._groups[group.name] = group
 
     def all(self) -> list[ConsumerGroup]:
-        """By name."""
+        """The consumer groups, ordered by name."""
         return [self._groups[name] for name in sorted(self._groups)]
 
     def __len__(self) -> int:
@@ -162,7 +162,7 @@ class ConsumerGroups:
             await self._change(group, group.rules, gone)
 
     def subscribed_to(self, topic: str) -> list[ConsumerGroup]:
-        """By name."""
+        """The consumer groups with a subscription to the topic, ordered by name."""
         return [
             group
             for group in self.all()

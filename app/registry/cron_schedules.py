@@ -21,7 +21,7 @@ class CronSchedules:
         self._database = database
 
     async def load(self) -> list[CronSchedule]:
-        """In the order in which they were made."""
+        """The schedules in the order in which they were created."""
         query = select(table).order_by(table.c.created_at_ms, table.c.schedule_id)
         return [
             _from_row(row)

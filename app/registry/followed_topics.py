@@ -113,7 +113,7 @@ def _topics_in(connection: Connection) -> list[Topic]:
 
 
 def _topic_of(values: dict[str, Any]) -> Topic:
-    """Without its schema, which only senders need. Raises ValidationError."""
+    """The topic of a row, without its schema, which only senders need. Raises ValidationError."""
     created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
     del values["is_being_deleted"]
     settings = msgspec.convert(values, TopicSettings)

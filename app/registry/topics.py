@@ -136,7 +136,7 @@ class KnownTopics:
         self._topics: dict[str, Topic] = {}
 
     def all(self) -> list[Topic]:
-        """By name."""
+        """The topics, ordered by name."""
         return [self._topics[name] for name in sorted(self._topics)]
 
     def get(self, name: str) -> Topic:
@@ -250,7 +250,7 @@ class Topics(KnownTopics):
         return topic or self.get(name)
 
     async def ensure(self, topic: Topic) -> None:
-        """It exists from now on: what is stored for it has been found right.
+        """Create the topic, unless it exists: what is stored for it has been found right.
 
         Raises UnknownTopic where it was deleted since it was looked up, and topics are not made as
         they are used.
@@ -336,7 +336,7 @@ class Topics(KnownTopics):
         self.on_changed()
 
     def being_deleted(self) -> list[str]:
-        """By name: what was begun and has not ended."""
+        """The topics whose deletion was begun and has not ended, ordered by name."""
         return sorted(self._deleting)
 
     def using(self, names: Collection[str]) -> AbstractAsyncContextManager[None]:

@@ -125,7 +125,7 @@ class Follower:
 
     @property
     def primary(self) -> str:
-        """Its host:port; empty if none has been known yet."""
+        """The host:port of the primary; empty if none has been known yet."""
         return self._choice.address
 
     async def run(self) -> None:

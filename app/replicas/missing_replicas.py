@@ -73,7 +73,7 @@ class MissingReplicas:
             self._task = asyncio.create_task(self._watch(self._entry), name="missing replicas")
 
     async def stop(self) -> None:
-        """It stays as it is."""
+        """Stop watching; what is stored of the missing replicas stays as it is."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -239,7 +239,7 @@ class Sender:
             await self._store.wait_progress()
 
     async def _send_registry(self, writer: asyncio.StreamWriter) -> None:
-        """At the beginning, and within a heartbeat of a change. Raises OSError."""
+        """Send the registry at first, and within a heartbeat of a change. Raises OSError."""
         now_ms, sent = self._clock.monotonic_ms(), self._sent_changes
         if sent is not None and now_ms - self._registry_ms < self._heartbeat_s * 1000:
             return

@@ -19,7 +19,7 @@ _STEP_SECONDS = 0.1
 async def run(
     command: Sequence[str], *, folder: Path, errors: Path, on_line: Callable[[bytes], None]
 ) -> int:
-    """Its exit status.
+    """Run a process; its exit status.
 
     `on_line` is given what it says on standard output, `errors` takes the rest. Cancelled, it is
     ended.

@@ -148,7 +148,9 @@ class AuditReports:
         return self._progress if report.state == RUNNING else None
 
     def made_before(self, key: str | None, fingerprint: str) -> AuditReport | None:
-        """By a request with the same Idempotency-Key. Raises IdempotencyKeyReused."""
+        """The report of an earlier request with the same Idempotency-Key; None if there is none.
+        Raises IdempotencyKeyReused.
+        """
         if key is None:
             return None
         found = next((one for one in self._reports.values() if one.idempotency_key == key), None)
@@ -297,7 +299,7 @@ class AuditReports:
             await self._rows.forget(report_id)
 
     async def _change(self, report: AuditReport, **changes: object) -> AuditReport:
-        """Of what it is by now: a request may have dropped it meanwhile."""
+        """Change the report as it is by now: a request may have dropped it meanwhile."""
         changed = msgspec.structs.replace(self._reports[report.report_id], **changes)
         self._reports[report.report_id] = changed
         await self._changes.shielded(self._rows.change(changed))

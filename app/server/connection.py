@@ -328,7 +328,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _idle_ms(self) -> int:
-        """For how long the connection may stay as it is, where nothing is being received."""
+        """Milliseconds that the connection may stay as it is, where nothing is being received."""
         return KEEP_ALIVE_MS if self._current is None else 0
 
     def _feed(self, data: bytes) -> None:

@@ -159,8 +159,8 @@ class HotTurn(Generic[T]):
         return byte_count <= self._max_bytes and self._parts.bodies.takes(byte_count)
 
     def add(self, services: Services, taken: T) -> None:
-        """It is done at the end of this turn, never before this returns: its connection is not held
-        yet.
+        """Take the request, which is answered at the end of this turn, never before this returns:
+        its connection is not held yet.
         """
         byte_count = len(taken.data)
         if not self._newest or self._newest_bytes + byte_count > _MAX_TURN_BYTES:

@@ -311,8 +311,8 @@ class OperationLane:
 def _routes(
     operations: Iterable[Operation],
 ) -> dict[tuple[str, int, str, str | None], list[_Route]]:
-    """By method, number of parts, resource and last part; under None those whose last part is
-    variable, which are under each last part, too, in the order of the table.
+    """The routes by method, number of parts, resource and last part; under None those whose last
+    part is variable, which are under each last part, too, in the order of the table.
     """
     routes: dict[tuple[str, int, str, str | None], list[_Route]] = {}
     for operation in operations:

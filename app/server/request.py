@@ -140,7 +140,7 @@ class Request:
         self._wake()
 
     def end(self) -> None:
-        """All of the body has arrived."""
+        """Note that the body has arrived."""
         self.has_more = False
         self._wake()
 

@@ -23,7 +23,9 @@ _BROKERS_NAME = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 
 
 async def not_kept(services: Services, schedules: HandedOver) -> list[Finding]:
-    """All that a broker has no place for, or no means. `schedules`: as a stop hands them over."""
+    """Everything that a broker has no place for, or no means. `schedules`: as a stop hands them
+    over.
+    """
     return [
         *_of_transactions(services),
         *of_topics(topic.settings for topic in services.topics.all()),

@@ -22,7 +22,7 @@ Read = Callable[[str, int, int], bytes]
 
 
 class Geometry(NamedTuple):
-    """None where the store has no file that shows it: the defaults will do."""
+    """Lengths of files; None where the store has no file that shows one: the default will do."""
 
     segment_bytes: int | None = None
     queue_file_bytes: int | None = None

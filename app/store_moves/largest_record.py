@@ -13,7 +13,7 @@ assert _ENTRY.itemsize == ENTRY_BYTES
 
 
 def largest_record(root: Path, listing: Listing) -> int:
-    """In bytes; 0 where there is none. Raises OSError."""
+    """Bytes of the largest record; 0 where there is none. Raises OSError."""
     largest = 0
     for path, size in listing.within(CONSUME_QUEUES).items():
         if base_offset(path) is not None and size:

@@ -51,7 +51,7 @@ def plan_import(listing: Listing, used_segments: Sequence[str], copied_from: str
 
 
 def plan_export(listing: Listing, used_segments: Sequence[str], copied_from: str = "") -> Plan:
-    """All of EscrowMQ's store, to be opened once more before the broker gets it."""
+    """The files of EscrowMQ's store, to be opened once more before the broker gets it."""
     plan = _segments(listing, used_segments, copied_from)
     for path, size in listing.files.items():
         if path != "lock" and not path.startswith(("commitlog/", "making/", "repair-")):

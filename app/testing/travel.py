@@ -58,7 +58,7 @@ class TimeTravel:
                 await ticker.run_now()
 
     def _next_step_ms(self) -> int | None:
-        """From now to what falls due next.
+        """Milliseconds from now to what falls due next; None if nothing will.
 
         What is due already and was not done waits for something else than time.
         """

@@ -67,7 +67,7 @@ class WebhookTransport:
     async def post(
         self, target: Target, headers: Mapping[str, str], body: bytes, *, timeout_ms: int
     ) -> Answer:
-        """All of it within `timeout_ms`.
+        """Post the body and read the answer, all of it within `timeout_ms`.
 
         Raises AddressRefused, AnswerTooLong, PostFailed, TimeoutError.
         """

@@ -25,7 +25,7 @@ async def read_matching(
     max_messages: int,
     max_bytes: int,
 ) -> Scanned:
-    """Of the next `max_scanned` messages those that match, at least one of them whatever its size.
+    """The messages that match among the next `max_scanned`, at least one of them whatever its size.
 
     Raises as `read`.
 

@@ -276,7 +276,7 @@ class QueueSlots:
         return True
 
     def set_deadline(self, offset: int, deadline_ms: int) -> None:
-        """Of an unsettled message."""
+        """Set the end of the lease or of the wait of an unsettled message."""
         self._chunks[offset >> _BITS].deadlines[offset & _MASK] = deadline_ms
 
     def settle(self, first: int, count: int) -> None:

@@ -49,8 +49,8 @@ class MemberJournal:
         return await self._log.save_snapshot(encode)
 
     async def record(self, events: Sequence[AnyMemberEvent]) -> None:
-        """On disk, and applied, on return. From the reserve: a full disk keeps no queue from an
-        owner that works on it.
+        """Append and apply the events; durable on return. From the reserve: a full disk keeps no
+        queue from an owner that works on it.
         """
         appended = await self._log.append(
             event_messages(events), durability=Durability.SYNCED, from_reserve=True

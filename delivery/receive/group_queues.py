@@ -30,7 +30,7 @@ class GroupQueues:
         self._reader = QueueReader(journal.store)
 
     async def of(self, leases: GroupLeases, rules: GroupRules) -> list[QueueLeases]:
-        """Those that the group reads, its retry queue the first. Raises LimitReached."""
+        """The queues that the group reads, its retry queue the first. Raises LimitReached."""
         found = [leases.open(leases.retry_queue, leases.retries.start)]
         for topic in dict.fromkeys([one.topic for one in rules.subscriptions]):
             try:

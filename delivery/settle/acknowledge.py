@@ -151,8 +151,8 @@ class Acknowledger:
 
     @staticmethod
     def _taken_of(run: HeldRun, now_ms: int) -> Iterator[HeldRun]:
-        """Those of the messages that are to be settled now, neighbours together, where the lease
-        holds not all of them.
+        """The messages that are to be settled now, neighbours together, where the lease holds not
+        all of the run.
         """
         slots, begin = run.queue.slots, 0
         for at in range(run.length):

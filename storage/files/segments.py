@@ -314,7 +314,7 @@ class Segments:
 
     def read(self, offset: int, length: int) -> bytes:
         """Within one segment; asks the disk where it must, which counts as a miss of the page
-        cache. The read lane's.
+        cache. Read lane only.
 
         Raises IndexError where there is none, or it was dropped; UnreadableLog.
         """
@@ -356,7 +356,7 @@ class Segments:
         return b"".join(pieces) if cached is None else cached, reason
 
     def _cached(self, file: File, begin: int, length: int) -> bytes | None:
-        """The bytes where the page cache has them. The read lane's."""
+        """The bytes where the page cache has them. Read lane only."""
         data = file.read_cached(begin, length)
         if data is None:
             self.misses.of_lane += 1
@@ -383,7 +383,7 @@ class Segments:
         once they are on disk.
 
         On a full disk that is the end of the space that the file has without a gap, if it has any;
-        else raises OSError (ENOSPC). The prepare lane's.
+        else raises OSError (ENOSPC). Prepare lane only.
         """
         segment = self.find(begin)
         base = segment.base_offset
@@ -405,7 +405,7 @@ class Segments:
     def hold(self, begin: int, end: int) -> int:
         """Open and map the segments of [begin, end); return the end of the last one.
 
-        The prepare lane's.
+        Prepare lane only.
         """
         for segment in self._segments:
             is_within = segment.base_offset < end and segment.end_offset > begin

@@ -410,12 +410,12 @@ class SimulatedDisk:
         }
 
     def fail_reads(self, path: PurePath, begin: int, end: int) -> None:
-        """From now on the blocks of the file that hold these bytes cannot be read."""
+        """Let no read of these bytes, or of their blocks, succeed from now on."""
         inode = self._folder(path.parent).live[path.name]
         inode.unreadable |= set(range(begin // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
 
     def heal_reads(self, path: PurePath) -> None:
-        """All of the file can be read again."""
+        """Let every read of the file succeed again."""
         self._folder(path.parent).live[path.name].unreadable.clear()
 
     def on_disk(self, path: PurePath) -> bytes:

@@ -101,7 +101,7 @@ def read_derived(vfs: Vfs, path: PurePath, read: Callable[[], T]) -> T | None:
 
 
 class FailingPages:
-    """Notes which pages of the log and of the key index fail to be read. The read lane's."""
+    """Notes which pages of the log and of the key index fail to be read. Read lane only."""
 
     def __init__(self, clock: Clock, *, is_derived: bool = False) -> None:
         """`is_derived`: the files can be made again, so one may be damaged as a whole."""

@@ -99,7 +99,7 @@ class File(Protocol):
         """
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """All of it, or OSError."""
+        """Write all of the data, or raise OSError."""
 
     def allocate(self, begin: int, end: int) -> None:
         """Give all bytes from `begin` to `end`, which are within the file, space on the disk.
@@ -137,10 +137,12 @@ class Vfs(Protocol):
     """A file system. Files and folders that it makes can be read by their owner alone."""
 
     def open(self, path: PurePath, *, create: bool = False) -> File:
-        """For reading and writing. FileNotFoundError where it is missing and not to be created."""
+        """Open a file to read and write it. Raises FileNotFoundError where it is missing and not to
+        be created.
+        """
 
     def make_directory(self, path: PurePath) -> None:
-        """Its parents too; fine when it is there."""
+        """Make the directory and its parents, unless it exists."""
 
     def list_directory(self, path: PurePath) -> list[str]:
         """Names, sorted. FileNotFoundError where there is no such folder."""
@@ -186,7 +188,7 @@ def is_unreadable(error: Exception) -> bool:
 
 
 def is_failed_sync(error: Exception) -> bool:
-    """Of an error of a sync: the disk has not taken what was written (EIO)."""
+    """Has the disk not taken what was written (EIO)? `error`: of a sync."""
     return is_unreadable(error)
 
 

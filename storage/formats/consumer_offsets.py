@@ -33,7 +33,9 @@ class ConsumerOffsets(ConfigFile, frozen=True, kw_only=True):
     offset_table: dict[str, dict[Int, Long]]
 
     def by_queue(self) -> dict[GroupQueue, int]:
-        """Without keys that are not of that form: a broker passes over them too."""
+        """Offsets by group and queue. Keys of another form are left out: a broker passes over them
+        too.
+        """
         return {
             GroupQueue(group, topic, number): offset
             for name, queues in self.offset_table.items()

@@ -55,7 +55,7 @@ def encode_levels(levels: LevelOffsets, *, now_ms: int) -> bytes:
 
 
 def decode_levels(raw: bytes) -> LevelOffsets | None:
-    """None where it is not such a file, or not whole."""
+    """Decode the file; None where it is not such a file, or not whole."""
     if len(raw) > _MOST_BYTES:
         return None
     text = raw.decode("ascii", "replace")

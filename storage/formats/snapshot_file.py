@@ -34,7 +34,7 @@ class StoredTable(NamedTuple):
 
 
 def begin(positions: Mapping[QueueId, int], pieces: Iterable[bytes], size_bytes: int) -> bytes:
-    """All of the file before the table. `pieces`, `size_bytes`: of the table."""
+    """The bytes of the file before the table. `pieces`, `size_bytes`: of the table."""
     rows = [(queue.topic, queue.number, offset) for queue, offset in positions.items()]
     body = _PAIR + msgspec.msgpack.encode(rows) + parts.frame(size_bytes)
     crc = crc32c(body)

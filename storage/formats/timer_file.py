@@ -61,7 +61,7 @@ class Source(Protocol):
 
     @property
     def end(self) -> int:
-        """Behind the number of the last one."""
+        """The number behind that of the last entry."""
 
     def read(self, begin: int, count: int) -> Entries:
         """About so many entries from number `begin` on; at least one if there is one."""

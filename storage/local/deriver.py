@@ -145,7 +145,9 @@ class Deriver:
         return self._tail.visible_end - self.thorough_end
 
     def lag_ms(self) -> int:
-        """For how long a round has been overdue: while one hangs, or the disk is full, it grows."""
+        """Milliseconds that a round has been overdue: while one hangs, or the disk is full, they
+        grow.
+        """
         if self._behind_ms is None:
             return 0
         return max(
@@ -177,7 +179,7 @@ class Deriver:
         self._kept.waiting_timers = timers
 
     def waiting_snapshot(self, name: str) -> Snapshot | None:
-        """One that is kept and may not be on disk yet."""
+        """The snapshot of this name that may not be on disk yet; None if there is none."""
         thorough = None if self._round is None else self._round.thorough
         being_written = {} if thorough is None else thorough.kept.snapshots
         return self._kept.snapshots.get(name) or being_written.get(name)
@@ -264,7 +266,7 @@ class Deriver:
     def _steps(
         self, round_: _Round, *, is_last: bool
     ) -> Generator[None, None, Made | CorruptRecord | None]:
-        """The derive lane's: write and sync what the round has.
+        """Write and sync what the round has. Derive lane only.
 
         Raises DoubtfulIndex: the round can be made again once the index has its file again.
         """
@@ -277,7 +279,7 @@ class Deriver:
         return None if round_.thorough is None else self._save(round_.thorough)
 
     def _save(self, thorough: _Thorough) -> Made | CorruptRecord | None:
-        """The derive lane's: sync what was written, then write the rest of a thorough round."""
+        """Sync what was written, then write the rest of a thorough round. Derive lane only."""
         self._queue_files.sync()
         self._key_index.sync()
         kept = thorough.kept
@@ -301,7 +303,7 @@ class Deriver:
         return made
 
     def _index_up_to(self, log_end: int) -> Iterator[None]:
-        """The derive lane's; a window of the log for each step."""
+        """Feed the key index, a window of the log for each step. Derive lane only."""
         try:
             for window in log_walk.windows(self._segments, self.indexed_end, log_end):
                 self._key_index.feed(window.data, window.offset, window.scan)

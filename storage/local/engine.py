@@ -361,7 +361,7 @@ class Engine:
         self.writer.on_full()
 
     def _flush_log(self, begin: int, end: int) -> None:
-        """The flush lane's."""
+        """Write and sync the log between these offsets. Flush lane only."""
         if self.pool is not None:
             self.pool.commit(end)
         self._files.segments.flush(begin, end)

@@ -617,7 +617,9 @@ class LocalMessageStore:
     def change_due(
         self, added: Sequence[DueEntry], taken: Sequence[DueEntry], positions: Mapping[QueueId, int]
     ) -> None:
-        """It becomes files with the next thorough round; nothing waits for it."""
+        """Change the index of times, which is written with the next thorough round; nothing waits
+        for it.
+        """
         self._due_index.change(added, taken, positions)
 
     async def read_due(

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Mending:
-    """The derive lane's, but for `is_needed`, the owner's."""
+    """Makes derived files again. Derive lane only, but for `is_needed`: owner's thread."""
 
     def __init__(self, files: StoreFiles) -> None:
         self._key_index = files.key_index

@@ -221,12 +221,16 @@ class Retention:
         )
 
     def oldest_stored_at_ms(self) -> int | None:
-        """The read lane's. None where nothing was dropped, or what is left cannot be read."""
+        """Time of the oldest record; None where nothing was dropped, or what is left cannot be
+        read. Read lane only.
+        """
         segments = list(self._segments)
         return self._first_time_of(segments) if segments[0].base_offset else None
 
     def segments(self, sealed_end: int) -> list[SegmentInfo]:
-        """The read lane's. Without those that were made ahead and have nothing in them yet."""
+        """The segments, without those that were made ahead and have nothing in them yet. Read lane
+        only.
+        """
         return [
             SegmentInfo(
                 segment.path.name,
@@ -275,8 +279,8 @@ class Retention:
     # dropping
 
     def _newest_of_segments(self, now_ms: int, ahead_ms: int) -> list[int]:
-        """The read lane's: of each segment but the last, a time at or behind which nothing was
-        stored in it, as old now as the segment is.
+        """For each segment but the last, a time at or behind which nothing was stored in it, as old
+        now as the segment is. Read lane only.
         """
         segments = list(self._segments)
         monotonic_ms = self._clock.monotonic_ms()
@@ -363,8 +367,8 @@ class Retention:
         self._clean_after_round = self._deriver.thorough_begun
 
     def _first_kept(self, queues: Sequence[ConsumeQueue], border: int) -> Mapping[QueueId, int]:
-        """The read lane's: of each queue the first message that is stored at or behind the border,
-        or its end.
+        """For each queue the first message that is stored at or behind the border, or its end. Read
+        lane only.
         """
         return {queue.id: self._queue_check.first_at(queue, border) for queue in queues}
 

@@ -12,7 +12,7 @@ from storage.store import Snapshot
 
 
 class SnapshotFiles:
-    """The derive lane's while the store is open."""
+    """Saves and loads snapshots, each in a file. Derive lane only while the store is open."""
 
     def __init__(self, directory: DataDirectory) -> None:
         self._directory = directory

@@ -180,7 +180,7 @@ class StoreFiles:
     def close(
         self, end: int, stored_at_ms: int, epoch: int, *, safe_end: int, in_order: bool
     ) -> None:
-        """In order: the next start has nothing to recover.
+        """Close the files; after `in_order` the next start has nothing to recover.
 
         Raises OSError: the next start recovers. All files are closed and the lock is free then,
         too.

@@ -33,8 +33,8 @@ class Flusher:
         on_flushed: Callable[[], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        """`flush_log` returns once every byte from the first to the second offset is on disk. The
-        flush lane's.
+        """`flush_log` returns once every byte from the first to the second offset is on disk; it
+        is called in the flush lane.
 
         `on_flushed` is called whenever `durable_end` has moved, before the next flush begins.
 
@@ -61,7 +61,7 @@ class Flusher:
         self.last_flush_ms = 0  # how long the last one took
 
     def busy_ms(self) -> int:
-        """For how long the flush in flight has been running; 0 when there is none."""
+        """Milliseconds that the flush in flight has been running; 0 when there is none."""
         return self.times.in_flight_ms()
 
     def request(self, end: int, stored_at_ms: int, *, is_awaited: bool = True) -> None:

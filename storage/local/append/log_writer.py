@@ -197,8 +197,8 @@ class LogWriter:
         self._closed: StoreClosed | FlushFailed | None = None
 
     def attach(self, flusher: Flusher, committer: Committer | None) -> None:
-        """They know each other: the writer asks for flushes and commits, they say how far they
-        came.
+        """Connect the writer with what it asks for flushes and commits, and which reports to it how
+        far they came.
 
         `committer`: of the pool, if there is one.
         """

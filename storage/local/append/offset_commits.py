@@ -19,7 +19,7 @@ _TOGETHER = 1_000  # offsets that are put back at once
 
 
 class OffsetCommits:
-    """On the owner's event loop."""
+    """Commits of offsets of groups, appended together. Event loop only."""
 
     def __init__(
         self,

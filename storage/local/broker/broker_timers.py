@@ -37,7 +37,7 @@ _PRECISION_MS = 1_000
 
 
 class BrokerTimers:
-    """The derive lane's while the store is open."""
+    """Writes and reads the timer files of a broker. Derive lane only while the store is open."""
 
     def __init__(
         self, directory: DataDirectory, queue_files: QueueFiles, clock: Clock, *, file_bytes: int
@@ -67,7 +67,7 @@ class BrokerTimers:
             self._save(done_before[_QUEUE])
 
     def hand_over(self, timers: WaitingTimers) -> None:
-        """All that waits. Durable on return."""
+        """Write all waiting messages for a broker. Durable on return."""
         first = min((wait.queue_offset for wait in timers.waiting), default=timers.end)
         self._save(first)
         if not timers.waiting:
@@ -88,7 +88,9 @@ class BrokerTimers:
             self._is_cleared = True
 
     def _waits(self, timers: WaitingTimers, now_ms: int) -> Waits | None:
-        """In the order of the log, and the last unit; None where the queue's files do not say."""
+        """The waiting messages in the order of the log, and the last unit; None where the files of
+        the queue do not say.
+        """
         columns = np.array(sorted(timers.waiting), np.int64)
         queue_offsets, slots, is_rolled = columns.T
         entries = self._entries(np.append(queue_offsets, timers.end - 1))

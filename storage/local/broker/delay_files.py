@@ -22,7 +22,7 @@ _LEVELS = delay_progress.FILE
 
 
 class DelayFiles:
-    """The derive lane's while the store is open."""
+    """Writes and reads the delay offsets of a broker. Derive lane only while the store is open."""
 
     def __init__(self, directory: DataDirectory, clock: Clock) -> None:
         self._directory = directory

@@ -44,7 +44,7 @@ class IndexSums:
 
     @classmethod
     def decode(cls, data: bytes, slots: int) -> "IndexSums | None":
-        """None where the data are not the sums of a file with so many slots."""
+        """Decode the sums; None where the data are not those of a file with so many slots."""
         try:
             kept = _decoder.decode(data)
         except msgspec.DecodeError:

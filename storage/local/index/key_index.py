@@ -45,7 +45,7 @@ log = structlog.get_logger()
 
 
 class KeyIndex:
-    """The derive lane's but for `find`, which is the read lane's.
+    """Finds the records with a key. Derive lane only, but for `find`: read lane.
 
     A recovery may feed it before there are lanes.
     """
@@ -305,7 +305,7 @@ class KeyIndex:
             at = end
 
     def _open(self, path: PurePath, sums: IndexSums | None) -> IndexFile | None:
-        """None if the disk does not give the file back."""
+        """Open an index file; None if the disk does not give it back."""
         return read_derived(self._vfs, path, lambda: self._file(path, sums))
 
     def _file(self, path: PurePath, sums: IndexSums | None) -> IndexFile:
@@ -362,7 +362,7 @@ class KeyIndex:
 
 
 def _sums_name(name: str) -> str:
-    """Of the snapshot with the sums of an index file."""
+    """The name of the snapshot with the sums of an index file."""
     return f"key_index-{name}"
 
 

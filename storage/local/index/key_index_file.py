@@ -83,7 +83,7 @@ class IndexFile:
         return self._checked is not None
 
     def trust(self) -> None:
-        """This process has written all of it."""
+        """Compare nothing with the sums any more: this process has written all of the file."""
         self._checked = None
 
     def load(self) -> bool:

@@ -35,10 +35,10 @@ class Timer(Protocol):
 
 class Runner(Protocol):
     def soon(self, call: Callable[[], None]) -> None:
-        """In the owner's thread, after what is happening now."""
+        """Call in the owner's thread, after what is happening now."""
 
     def later(self, delay_ms: int, call: Callable[[], None]) -> Timer:
-        """In the owner's thread, after this time."""
+        """Call in the owner's thread, after this time."""
 
     def beside(
         self,
@@ -88,7 +88,7 @@ class FailingRunner:
         self._is_closed = True
 
     def run(self, call: Callable[..., None], *given: Any) -> None:
-        """At once."""
+        """Call at once."""
         try:
             call(*given)
         except Exception as error:

@@ -170,7 +170,9 @@ class CommitLog:
         return Piece(begin, begin + len(data), data)
 
     def _bytes_now(self, offset: int, length: int) -> bytes | None:
-        """None where the disk must be asked, or no one segment has them all."""
+        """Bytes of the log from memory; None where the disk must be asked, or no one segment has
+        them all.
+        """
         try:
             if offset >= self.trusted_from and offset >= self.written_end - _HOT_BYTES:
                 if offset + length > self.written_end:  # damaged, too; not from the mapping

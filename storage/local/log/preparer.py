@@ -31,7 +31,9 @@ class _Missing(Enum):
 
 
 class Preparer:
-    """The owner's thread owns the numbers; the prepare lane makes files and writes zeros."""
+    """Makes the space ahead of the writer. The owner's thread has the numbers; the prepare lane
+    makes files and writes zeros.
+    """
 
     def __init__(
         self,

@@ -50,13 +50,13 @@ class ConsumeQueue:
 
     @property
     def end(self) -> int:
-        """Behind the last visible message."""
+        """The queue offset behind the last visible message."""
         recent_from, recent = self._recent
         return recent_from + len(recent)
 
     @property
     def recent_from(self) -> int:
-        """From here on the entries are in memory; all before are in the files."""
+        """The queue offset from which on the entries are in memory; all before are in the files."""
         return self._recent[0]
 
     @property
@@ -164,11 +164,11 @@ class ConsumeQueues:
         return self._counts
 
     def find(self, queue: QueueId) -> ConsumeQueue | None:
-        """None where the queue is not known."""
+        """The queue; None where it is not known."""
         return self._queues.get(queue)
 
     def bounds_of(self, queue: QueueId) -> OffsetRange:
-        """Of a queue that is not known: an empty range."""
+        """The bounds of a queue; an empty range where it is not known."""
         found = self._queues.get(queue)
         return found.bounds if found is not None else OffsetRange(0, 0)
 

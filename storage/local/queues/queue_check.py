@@ -61,14 +61,15 @@ class _ReadBatch:
         return entries_of_batch(*self.place, self._batch.record)
 
     def message_at(self, queue: QueueId, queue_offset: int) -> Record | None:
-        """None where the message is another's. Raises DamagedRecord."""
+        """The message at this offset; None where it is of another queue. Raises DamagedRecord."""
         record = self._batch.record
         is_of_queue = (record.topic, record.queue_number) == queue
         return self._batch.record_at(queue_offset) if is_of_queue else None
 
 
 class QueueCheck:
-    """The read lane's, but for `repair`, the derive lane's.
+    """Reads messages of queues, and checks the entries by which they are found. Read lane only, but
+    for `repair`: derive lane.
 
     At the start, before there are lanes, all is one thread's.
     """
@@ -130,8 +131,8 @@ class QueueCheck:
     def confirmed(
         self, queue: ConsumeQueue, queue_offset: int, entries: list[QueueEntry]
     ) -> list[QueueEntry]:
-        """Those of the entries, from the first on, that may be passed over by their tags, at least
-        one. Raises as `record`.
+        """The first of the entries that may be passed over by their tags, at least one. Raises as
+        `record`.
         """
         if self.is_confirmed(queue, queue_offset, entries):
             return entries

@@ -57,7 +57,7 @@ class QueueFiles:
 
     def entries(self, queue: ConsumeQueue, queue_offset: int, count: int) -> list[QueueEntry]:
         """Some of these entries, at least the first: from memory, or from one file, whichever has
-        it; the read lane's.
+        it. Read lane only.
         """
         in_memory_from = queue.recent_from
         if queue_offset < in_memory_from:
@@ -71,13 +71,13 @@ class QueueFiles:
         )
 
     def read(self, queue: QueueId, queue_offset: int, count: int) -> list[QueueEntry]:
-        """Up to `count` entries of one file, none where the disk does not give them back; the
-        read lane's.
+        """Up to `count` entries of one file, none where the disk does not give them back. Read
+        lane only.
         """
         return list(queue_entry.decode_all(self.read_bytes(queue, queue_offset, count)))
 
     def read_bytes(self, queue: QueueId, queue_offset: int, count: int) -> bytes:
-        """As `read`, as they are stored; in any lane.
+        """Read entries as `read` does, as they are stored; in any lane.
 
         They end before the first page that the disk does not give back.
         """
@@ -90,12 +90,12 @@ class QueueFiles:
     def entries_now(
         self, queue: ConsumeQueue, queue_offset: int, count: int
     ) -> list[queue_entry.Fields] | None:
-        """As `entries`, the owner's; None where the disk must be asked."""
+        """Entries as of `entries`, in the owner's thread; None where the disk must be asked."""
         raw = self.bytes_now(queue, queue_offset, count)
         return None if raw is None else queue_entry.fields_of_all(raw)
 
     def bytes_now(self, queue: ConsumeQueue, queue_offset: int, count: int) -> bytes | None:
-        """As `entries_now`, as they are stored."""
+        """Entries as of `entries_now`, as they are stored."""
         recent = queue.recent(queue_offset, count)
         if recent is not None:
             return recent
@@ -206,7 +206,7 @@ class QueueFiles:
     def drop_before(self, queue: QueueId, queue_offset: int) -> None:
         """Remove the files that have only entries before this one; never the last.
 
-        The derive lane's.
+        Derive lane only.
         """
         folder = self._directory / queue.topic / str(queue.number)
         if not self._vfs.exists(folder):
@@ -227,7 +227,7 @@ class QueueFiles:
             self._vfs.sync_directory(folder)
 
     def remove(self, topic: str) -> None:
-        """Remove the files of a deleted topic; their folders stay. The derive lane's."""
+        """Remove the files of a deleted topic; their folders stay. Derive lane only."""
         of_topic = self._directory / topic
         for number in self._vfs.list_directory(of_topic) if self._vfs.exists(of_topic) else ():
             folder = of_topic / number
@@ -237,7 +237,7 @@ class QueueFiles:
             self._vfs.sync_directory(folder)
 
     def write(self, unflushed: Unflushed) -> None:
-        """The derive lane's."""
+        """Write new entries; not durable before `sync`. Derive lane only."""
         queue, queue_offset, entries = unflushed.queue.id, unflushed.queue_offset, unflushed.entries
         while entries:
             path, at = self._place(queue, queue_offset)
@@ -251,8 +251,8 @@ class QueueFiles:
             self.sync()
 
     def replace_unreadable(self, queue: QueueId, queue_offset: int) -> None:
-        """Replace the file of this entry if the disk does not give the entry back. The derive
-        lane's.
+        """Replace the file of this entry if the disk does not give the entry back. Derive lane
+        only.
 
         Raises Unreadable, where the new file is not given back either.
         """
@@ -266,7 +266,7 @@ class QueueFiles:
 
     def rewrite(self, unflushed: Unflushed) -> None:
         """Entries that the file should have, in one file; a file that is missing or cut is made
-        whole. The derive lane's.
+        whole. Derive lane only.
         """
         self.write(unflushed)
         path, _ = self._place(unflushed.queue.id, unflushed.queue_offset)
@@ -275,7 +275,7 @@ class QueueFiles:
                 file.extend(self._file_bytes)
 
     def sync(self) -> None:
-        """Everything written is durable on return; the derive lane's. Raises OSError: it can be
+        """Sync everything written; durable on return. Derive lane only. Raises OSError: it can be
         called again, unless the disk failed the sync of the copy that replaces a file, too.
         """
         for path, unsynced in list(self._unsynced.items()):

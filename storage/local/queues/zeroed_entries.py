@@ -29,7 +29,9 @@ class ZeroedRange(NamedTuple):
 
 
 class ZeroedEntries:
-    """The derive lane's, but for `are_to_be_made`; a start has it before there are lanes."""
+    """Note of the entries that the disk did not give back. Derive lane only, but for
+    `are_to_be_made`; a start has it before there are lanes.
+    """
 
     def __init__(self, snapshots: SnapshotFiles | None = None) -> None:
         """`snapshots`: where the note is kept; None: nowhere."""

@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
 
 
 class KeyLookup:
-    """Everything but `find` is the read lane's."""
+    """Finds messages by their keys. Read lane only, but for `find`: owner's thread."""
 
     def __init__(
         self,

@@ -75,8 +75,8 @@ class OffsetLookup:
         return found
 
     def _stated_at(self, log_offset: int) -> _Stated | None:
-        """None where no record states that it begins there. Reads few bytes, whatever lengths they
-        state.
+        """The message that begins at this log offset as its record states it; None where no record
+        states that. Reads few bytes, whatever lengths records state.
 
         Raises CorruptRecord where a record of ours ends as stated, and its header is damaged.
         """

@@ -34,7 +34,7 @@ _OVERHEAD_BYTES = 256  # of a record beside its body: more than most have
 
 
 class Reader:
-    """Of queues that grow and expire while it reads, and whose files may be damaged."""
+    """Reads messages of queues that grow and expire meanwhile, and whose files may be damaged."""
 
     def __init__(self, files: StoreFiles, runner: Runner) -> None:
         self._log = files.log
@@ -192,8 +192,8 @@ class Reader:
     def _record_now(
         self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry
     ) -> records.Record | None:
-        """None where a file must be asked, or it or the log is damaged: the read lane finds out
-        which.
+        """The record from memory; None where a file must be asked, or it or the log is damaged: the
+        read lane finds out which.
         """
         try:
             record = self._log.read_now(entry.physical_offset, entry.record_bytes)
@@ -212,8 +212,8 @@ class Reader:
         found: list[StoredMessage | RejectedError | CorruptRecord],
         max_bytes: int,
     ) -> None:
-        """The read lane's: the messages behind those found so far, as many as these bytes allow, at
-        least one.
+        """Read the messages behind those found so far, as many as these bytes allow, at least one.
+        Read lane only.
         """
         max_bytes -= sum([len(one.body) for one in found if isinstance(one, StoredMessage)])
         for queue, queue_offset in places[len(found) :]:
@@ -236,8 +236,8 @@ class Reader:
             raise OffsetBeyondEnd(requested=queue_offset, available=queue.bounds)
 
     async def _fill(self, page: "_Page", queue: ConsumeQueue, count: int) -> None:
-        """With what is wanted of so many messages: a few at a time from memory, as `read_each`, the
-        rest in the read lane.
+        """Fill the page with what is wanted of so many messages: a few at a time from memory, as
+        `read_each`, the rest in the read lane.
         """
         end = min(queue.end, page.next_offset + count)
         if page.next_offset == end:
@@ -300,7 +300,7 @@ class Reader:
         return True
 
     def _fill_waiting(self, page: "_Page", queue: ConsumeQueue, end: int) -> None:
-        """The read lane's: asks the files, until memory may have the next record.
+        """Fill the page from the files, until memory may have the next record. Read lane only.
 
         There many records are read at once.
         """
@@ -383,7 +383,7 @@ class _Page:
 
     @property
     def room(self) -> int:
-        """So many more records at most need be read: with the last of them it turns out that the
+        """Number of records that need be read at most: with the last of them it turns out that the
         page is full.
         """
         return min(_RECORDS_AT_ONCE, self._max_messages + 1 - len(self.records))

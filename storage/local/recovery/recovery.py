@@ -466,8 +466,8 @@ class _Behind:
         return self.synced_offset > 0
 
     def broker_synced_offset(self, physic_ms: int) -> int:
-        """In a store without a checkpoint of EscrowMQ: the end of the last whole record that the
-        broker's flush is known to cover.
+        """The end of the last whole record that a broker's flush is known to cover, in a store
+        without a checkpoint of EscrowMQ.
         """
         return max((self._broker_evidence(*place, physic_ms) for place in self._dirty), default=0)
 

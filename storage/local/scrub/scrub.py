@@ -72,7 +72,9 @@ _decoder = msgspec.msgpack.Decoder(_Kept)
 
 
 class Scrub:
-    """The owner's thread; the walk itself is the read lane's."""
+    """Verifies the files slowly, all the time. Owner's thread only; the walk itself is in the
+    read lane.
+    """
 
     def __init__(
         self,
@@ -233,7 +235,7 @@ class Scrub:
             raise
 
     def _make(self) -> tuple[ScrubPass, int]:
-        """The read lane's: what is left of the pass, and where it ends."""
+        """The rest of the pass, and where it ends. Read lane only."""
         queues = scopes.newest_queues(filled(self._vfs), self._root)
         position, end = self._state.position, self._state.end or 0
         if queues is not None:
@@ -287,8 +289,8 @@ class Scrub:
         self._state = msgspec.structs.replace(self._state, position=settled.position, index=index)
 
     def _findings(self) -> list[FoundAt]:
-        """Those of this pass, and of the last one where this has not been yet, in log order; what
-        has been dropped since, or belongs to a topic that was deleted, is forgotten.
+        """The findings of this pass, and of the last one where this has not been yet, in log order;
+        what has been dropped since, or belongs to a topic that was deleted, is forgotten.
         """
         ahead = self._state.position if self._state.end is not None else 0
         known = {key: one for key, one in self._before.items() if one.log_offset >= ahead}
@@ -325,7 +327,7 @@ def _key(finding: Finding) -> _Key:
 
 
 def _order(found: FoundAt) -> tuple[int, bool, str, str, int]:
-    """In log order; the log's own damage before that of derived files."""
+    """Sort key: the log order; the log's own damage before that of derived files."""
     _, finding = found
     position = -1 if finding.position is None else finding.position
     return found.log_offset, finding.is_derived, finding.file, finding.code, position

@@ -38,7 +38,7 @@ class ScrubStep(NamedTuple):
 
 
 class ScrubPass:
-    """The read lane's, a step at a time."""
+    """One pass over the files, a step at a time. Read lane only."""
 
     def __init__(
         self,

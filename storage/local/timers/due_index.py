@@ -105,7 +105,9 @@ class Made(NamedTuple):
 
 
 class LocalDueIndex:
-    """The owner's thread, but for `make`, `keep_only` and what `reading` and `counting` return."""
+    """Index of delayed messages by their times, in timer files. Owner's thread only, but for
+    `make`, `keep_only` and what `reading` and `counting` return.
+    """
 
     def __init__(self, folder: TimerFolder, kept: Snapshot | None) -> None:
         """`kept` is the snapshot; None: nothing is known, and everything will be added again."""
@@ -223,7 +225,7 @@ class LocalDueIndex:
         return count
 
     def _sources(self) -> Callable[[], list[Source]]:
-        """All there is to be read, as it is now. Raises CorruptRecord."""
+        """A function that returns all sources as they are now. Raises CorruptRecord."""
         self._check_damage()
         parts = self._parts
         memories = [changes.sorted() for changes in (self._frozen, self._changes) if changes]
@@ -257,7 +259,7 @@ class LocalDueIndex:
         )
 
     def make(self, pending: Pending) -> Made | CorruptRecord:
-        """The derive lane's: write and merge.
+        """Write and merge the entries. Derive lane only.
 
         The files are durable on return, the snapshot is still to be kept.
         """
@@ -267,7 +269,7 @@ class LocalDueIndex:
             return damage
 
     def note_named(self) -> None:
-        """The derive lane's: the snapshot on disk is that of the round."""
+        """Note that the snapshot on disk is that of the round. Derive lane only."""
         before, self._named = self._named, self._new
         if before is not None:
             self._folder.remove([before])
@@ -293,12 +295,14 @@ class LocalDueIndex:
         return surplus
 
     def give_back(self, pending: Pending) -> None:
-        """It could not be written: it stays in memory."""
+        """Take back entries that could not be written: they stay in memory."""
         if pending.generation == self._generation:
             self._give_back()
 
     def dispose(self, surplus: Sequence[Part]) -> Callable[[], None]:
-        """The read lane's, behind all who read these files: close and remove them."""
+        """The function that closes and removes these files, behind all who read them. Read lane
+        only.
+        """
         folder = self._folder
 
         return lambda: folder.remove(part.file for part in surplus)

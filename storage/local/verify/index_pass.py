@@ -411,7 +411,7 @@ class _IndexFile:
         return np.frombuffer(raw.ljust(count * ENTRY.itemsize, b"\0"), ENTRY)
 
     def is_compared(self, count: int) -> Flags:
-        """Of each of the next entries: whether an earlier pass compared it."""
+        """Has an earlier pass compared the entry? For each of the next ones."""
         assert self.resume_at is not None
         compared: Flags = np.arange(self.at, self.at + count) < self.resume_at
         return compared
@@ -550,7 +550,9 @@ class _IndexFile:
         return numbers
 
     def _previous(self, number: int) -> int:
-        """Of an entry that was written since; -1 where there is none."""
+        """The number of the entry to which this one points back, read from the file; -1 where there
+        is none.
+        """
         raw = self._file.read(index_file.entry_at(self.slots, number), ENTRY.itemsize)
         return int(np.frombuffer(raw, ENTRY)[0]["previous"]) if len(raw) == ENTRY.itemsize else -1
 

@@ -128,7 +128,7 @@ def size_of(vfs: Vfs, path: PurePath) -> int | None:
 
 
 def _segments(vfs: Vfs, root: PurePath) -> list[SegmentFile]:
-    """In log order; files of other names are left out."""
+    """The segments in log order; files of other names are left out."""
     found: list[SegmentFile] = []
     for name in listed(vfs, root / COMMIT_LOG):
         begin = names.base_offset(name)
