@@ -11,7 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 from starlette.types import Message
@@ -275,29 +275,20 @@ class OperationLane:
         # The function that answers pulls does not look at the key again, for whichever topic.
         if asked.access.is_limited and hot_read is not None:
             return
-        head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
-        length = content_length(headers)
-        if not end or length is None or not request.keep_alive or not is_harmless(headers):
+        plain = _plain_head(request, headers, _PLAIN_TARGET if hot is None else _PLAIN_PATH)
+        if plain is None:
             return
-        target = _PLAIN_TARGET if hot is None else _PLAIN_PATH
-        if request.http_version != "1.1" or not target.fullmatch(request.target):
-            return
-        # It begins with the request's line and has a line for each header: not with empty lines,
-        # which the parser passes over.
-        line = b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.target)
-        if not head.startswith(line) or head.count(b"\r\n") != len(request.headers):
-            return
-        rest = head[len(line) :]
+        head, rest, body_bytes = plain
         if hot_read is not None:
-            if not length:
+            if not body_bytes:
                 self._known_reads.learn(rest, hot_read.answering(headers))
         elif hot is not None:
             has_gzip = takes_gzip(headers)
-            self._known_rests.learn(rest, (length, has_gzip, asked.access))
+            self._known_rests.learn(rest, (body_bytes, has_gzip, asked.access))
             if not asked.operation.allows_by_path(asked.access, asked.parts):
                 return
             if not hot.has_own_paths and not (has_gzip and hot.has_long_answers):
-                self._known.learn(head, Asked(hot, asked.parts, request.path, length))
+                self._known.learn(head, Asked(hot, asked.parts, request.path, body_bytes))
 
     def new_share(self) -> BodyShare:
         """A share of the memory for bodies."""
@@ -306,6 +297,34 @@ class OperationLane:
     @property
     def admission(self) -> Admission:
         return self._admission
+
+
+class _PlainHead(NamedTuple):
+    """A head whose meaning follows from its bytes alone."""
+
+    head: bytes
+    rest: bytes  # behind its first line
+    body_bytes: int
+
+
+def _plain_head(
+    request: Request, headers: Mapping[str, str], target: re.Pattern[bytes]
+) -> _PlainHead | None:
+    """The head of a request as it arrived; None where it asks for more than the operation, or the
+    parser may have read something else than these bytes. `target`: what the target must match.
+    """
+    head, end, _ = request.arrived_with.partition(b"\r\n\r\n")
+    length = content_length(headers)
+    if not end or length is None or not request.keep_alive or not is_harmless(headers):
+        return None
+    if request.http_version != "1.1" or not target.fullmatch(request.target):
+        return None
+    # It begins with the request's line and has a line for each header: not with empty lines, which
+    # the parser passes over.
+    line = b"%b %b HTTP/1.1\r\n" % (request.method.encode("ascii"), request.target)
+    if not head.startswith(line) or head.count(b"\r\n") != len(request.headers):
+        return None
+    return _PlainHead(head, head[len(line) :], length)
 
 
 def _routes(
