@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.admission import Admission, is_compressed
 from app.answering import CLIENT_LEFT, problem_of, refusal_of, request_id_of
 from app.bodies.budget import BodyBudget, BodyShare
-from app.bodies.compression import deflating, inflating, takes_gzip, varying
+from app.bodies.compression import Inflater, deflating, takes_gzip, varying
 from app.http.exchange import (
     ACCESS,
     BODY_SHARE,
@@ -111,7 +111,7 @@ class RequestMiddleware:
 
     def _inflating(self, scope: Scope, receive: Receive) -> Receive:
         is_gone = scope.get("extensions", {}).get(IS_GONE, lambda: False)
-        return inflating(receive, max_ratio=self._options.max_gzip_ratio, is_gone=is_gone)
+        return Inflater(receive, max_ratio=self._options.max_gzip_ratio, is_gone=is_gone).receive
 
     def _limited(self, receive: Receive, left_bytes: int) -> Receive:
         """A body of so many bytes at most. Raises Refusal body_too_large."""

@@ -27,69 +27,80 @@ _ON_THE_LOOP_BYTES = 128 << 10
 _COMPRESSED_TYPES = ("application/json", "application/problem+json")
 
 
-def inflating(receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) -> Receive:
-    """The body as it was before gzip, of one member or of several (RFC 1952, 2.2).
+class Inflater:
+    """Decompresses a body of gzip, of one member or of several (RFC 1952, 2.2), as it arrives."""
 
-    `max_ratio`: of its length to what has come of it compressed, once it is longer than
-    `_FREE_BYTES`. `is_gone`: the client has left, so that what it sent last need not be
-    decompressed. Raises Refusal malformed_request where it is no gzip or is cut short,
-    body_too_large beyond the ratio.
-    """
-    decoder = zlib.decompressobj(_GZIP)
-    taken_bytes = given_bytes = 0
-    waiting = memoryview(b"")  # what has come and is not decompressed yet
-    holds_more = False  # the decoder may have more than was asked of it
-    is_over = False  # nothing more is to come
+    def __init__(self, receive: Receive, *, max_ratio: int, is_gone: Callable[[], bool]) -> None:
+        """`max_ratio`: of the length of the body to what has come of it compressed, once it is
+        longer than `_FREE_BYTES`. `is_gone`: the client has left, so that what it sent last need
+        not be decompressed.
+        """
+        self._receive = receive
+        self._max_ratio = max_ratio
+        self._is_gone = is_gone
+        self._decoder = zlib.decompressobj(_GZIP)
+        self._waiting = memoryview(b"")  # what has come and is not decompressed yet
+        self._taken_bytes = 0  # of the compressed body
+        self._given_bytes = 0  # decompressed
+        self._holds_more = False  # the decoder may have more than was asked of it
+        self._is_over = False  # nothing more is to come
 
-    def next_piece() -> bytes:
+    async def receive(self) -> Message:
+        """The next piece of the decompressed body, as an ASGI message.
+
+        Raises Refusal malformed_request where the body is no gzip or is cut short, body_too_large
+        beyond the ratio.
+        """
+        if self._waiting or self._holds_more:
+            await asyncio.sleep(0)  # others have their turn between the pieces
+            if self._is_gone():
+                return {"type": "http.disconnect"}
+        elif self._is_over:
+            return await self._receive()  # behind the body: that the client has left
+        else:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._waiting = memoryview(message.get("body", b""))
+            self._is_over = not message.get("more_body", False)
+        piece = self._checked_piece()
+        is_last = self._is_over and not self._waiting and not self._holds_more
+        if is_last and not self._decoder.eof:
+            raise Refusal("malformed_request", "the gzip body is cut short")
+        return {"type": "http.request", "body": piece, "more_body": not is_last}
+
+    def _checked_piece(self) -> bytes:
+        """The next piece. Raises Refusal."""
+        try:
+            piece = self._next_piece()
+        except zlib.error as error:
+            raise Refusal("malformed_request", f"the body is not gzip: {error}") from None
+        self._given_bytes += len(piece)
+        if self._given_bytes > max(_FREE_BYTES, self._max_ratio * self._taken_bytes):
+            raise too_large(
+                "gzip_ratio",
+                self._max_ratio,
+                f"a gzip body may have {self._max_ratio} times as many bytes when decompressed",
+            )
+        self._holds_more = len(piece) == _PIECE_BYTES and not self._decoder.eof
+        return piece
+
+    def _next_piece(self) -> bytes:
         """Decompress a piece. Empty members, too, end with what is taken at once."""
-        nonlocal decoder, waiting, taken_bytes
-        end_bytes = taken_bytes + min(_TAKEN_BYTES, len(waiting))
+        end_bytes = self._taken_bytes + min(_TAKEN_BYTES, len(self._waiting))
         while True:
-            if decoder.eof and waiting:
-                decoder = zlib.decompressobj(_GZIP)  # of the next member
-            given = waiting[: end_bytes - taken_bytes]
+            if self._decoder.eof and self._waiting:
+                self._decoder = zlib.decompressobj(_GZIP)  # of the next member
+            decoder = self._decoder
+            given = self._waiting[: end_bytes - self._taken_bytes]
             piece = decoder.decompress(given, _PIECE_BYTES)
             # at the end of a member it may be in both
             left = decoder.unused_data if decoder.eof else decoder.unconsumed_tail
             done = len(given) - len(left)
-            waiting = waiting[done:]
-            taken_bytes += done
-            if piece or taken_bytes == end_bytes:
+            self._waiting = self._waiting[done:]
+            self._taken_bytes += done
+            if piece or self._taken_bytes == end_bytes:
                 return piece
-
-    async def inflated() -> Message:
-        nonlocal waiting, holds_more, is_over, given_bytes
-        if waiting or holds_more:
-            await asyncio.sleep(0)  # others have their turn between the pieces
-            if is_gone():
-                return {"type": "http.disconnect"}
-        elif is_over:
-            return await receive()  # behind the body: that the client has left
-        else:
-            message = await receive()
-            if message["type"] != "http.request":
-                return message
-            waiting = memoryview(message.get("body", b""))
-            is_over = not message.get("more_body", False)
-        try:
-            piece = next_piece()
-        except zlib.error as error:
-            raise Refusal("malformed_request", f"the body is not gzip: {error}") from None
-        given_bytes += len(piece)
-        if given_bytes > max(_FREE_BYTES, max_ratio * taken_bytes):
-            raise too_large(
-                "gzip_ratio",
-                max_ratio,
-                f"a gzip body may have {max_ratio} times as many bytes when decompressed",
-            )
-        holds_more = len(piece) == _PIECE_BYTES and not decoder.eof
-        is_last = is_over and not waiting and not holds_more
-        if is_last and not decoder.eof:
-            raise Refusal("malformed_request", "the gzip body is cut short")
-        return {"type": "http.request", "body": piece, "more_body": not is_last}
-
-    return inflated
 
 
 def takes_gzip(headers: Mapping[str, str]) -> bool:
