@@ -1,1 +1,1 @@
-"""The door: HTTP, JSON, the SQL registry, settings, life cycle."""
+"""The service over HTTP: JSON, the SQL registry, settings, life cycle."""

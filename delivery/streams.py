@@ -1,4 +1,4 @@
-"""Streams: messages of a group that come by themselves, at most so many of them unacknowledged.
+"""Streams: messages of a group are sent as they arrive, at most so many of them unacknowledged.
 
 What a stream is given are leases as those of a receive. Each of its receives is an attempt with a
 name that no client can give, so that the log tells which leases were granted over a stream: the

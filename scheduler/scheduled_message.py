@@ -1,4 +1,4 @@
-"""A message that waits: how it lies in the log until it is due, and what is noted about it there.
+"""A delayed message: its form in the log until it is due, and what is noted about it there.
 
 Pure.
 

@@ -1,5 +1,5 @@
-"""Calls of functions of a caller, of which one that raises must harm neither the others nor what
-calls them.
+"""Calls of a caller's functions: one that raises harms neither the others nor the code that calls
+them.
 
 Such an exception is a mistake of the function's own: it is logged, and reported to the one caller
 that waits for its answer.

@@ -1,4 +1,4 @@
-"""A circuit breaker: when an endpoint that fails again and again is left alone.
+"""A circuit breaker: an endpoint that fails again and again gets no requests for a while.
 
 Pure: time is an argument.
 """

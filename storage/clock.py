@@ -1,4 +1,4 @@
-"""Time, handed in. The one place of the lower floors that asks the operating system for it.
+"""Time as a parameter. The one place of the lower packages that asks the operating system for it.
 
 Stored times are wall-clock milliseconds since 1970 (UTC). Waits, deadlines and leases use the
 monotonic clock, which no administrator turns back (guarantee G19).

@@ -1,4 +1,4 @@
-"""The words that every floor uses: messages, queues, positions, times at which something is due.
+"""Values that every package uses: messages, queues, positions, times at which something is due.
 
 Values only; nothing here does I/O. They are msgspec structs because a send makes three of them and
 a named tuple or a dataclass costs two to four times as much to make (docs/decisions/0003).

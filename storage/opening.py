@@ -1,4 +1,5 @@
-"""Bodies of messages as their senders had them, for those who hand them out.
+"""Bodies of messages as their senders had them: decompressed, where a client of RocketMQ compressed
+them.
 
 The log, and every copy of a message, keeps a body as it is stored. A message that is returned with
 its body decompressed says so: its flags are without `COMPRESSED`, as in a client of RocketMQ.

@@ -1,6 +1,4 @@
-"""Reports of audits over HTTP: ask for one, look at it, page through its findings, download it,
-drop it.
-"""
+"""Reports of audits over HTTP: create, get, list the findings, download, delete."""
 
 import asyncio
 import csv

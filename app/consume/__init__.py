@@ -1,1 +1,1 @@
-"""Consuming under leases: receive, acknowledge, refuse, extend, give up."""
+"""Consuming under leases: receive, acknowledge, reject, extend, give back."""

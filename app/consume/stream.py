@@ -1,4 +1,4 @@
-"""Messages that come by themselves: server-sent events, at most so many of them unacknowledged.
+"""Streams of messages as server-sent events, at most so many of them unacknowledged.
 
 Source of the form: the HTML standard, section Server-sent events.
 """

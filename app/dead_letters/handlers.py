@@ -1,4 +1,4 @@
-"""Dead letters over HTTP: list, look at, redrive, purge."""
+"""Dead letters over HTTP: list, get, redrive, purge."""
 
 from contextlib import suppress
 

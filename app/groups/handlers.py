@@ -1,4 +1,4 @@
-"""Consumer groups over HTTP: make, change, look at, list, delete."""
+"""Consumer groups over HTTP: create, change, get, list, delete."""
 
 import re
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""One request and its answer as plain values, so that a handler serves every lane: ASGI today, a
-fast lane tomorrow.
+"""One request and its answer as plain values, so that a handler serves the server's own lane and
+ASGI alike.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The process that makes a report: started, listened to, ended with all that it has started.
+"""The process that makes a report: its start, its output, and its end with all that it has started.
 
 It leads a process group of its own, so that Java goes with it, and it reads from a pipe of ours:
 when that closes, because the service was killed, it ends by itself.

@@ -1,4 +1,6 @@
-"""Asking, looking, cancelling, replying. Handlers over plain values; any lane may call them."""
+"""Request and reply over HTTP: send, get, cancel, reply. Handlers over plain values; any lane may
+call them.
+"""
 
 import re
 from collections.abc import Awaitable, Callable

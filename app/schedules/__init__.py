@@ -1,3 +1,3 @@
-"""Schedules: look at delayed messages, move them, cancel them; and send messages again and again,
+"""Schedules: delayed messages, to get, move and cancel; and messages that are sent again and again,
 as cron does.
 """

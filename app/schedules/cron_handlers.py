@@ -1,4 +1,4 @@
-"""Cron schedules over HTTP: make, look at, change, stop, and say beforehand when they fire."""
+"""Cron schedules over HTTP: create, get, change, stop, and preview when they fire."""
 
 import asyncio
 

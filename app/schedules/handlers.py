@@ -1,5 +1,5 @@
-"""Schedules over HTTP: look at, list, move, cancel. For those of kind cron cron_handlers.py
-answers.
+"""Schedules over HTTP: get, list, move, cancel. Those of kind cron are answered by
+cron_handlers.py.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Tasks over HTTP: look at, list, cancel."""
+"""Tasks over HTTP: get, list, cancel."""
 
 from msgspec import UNSET
 

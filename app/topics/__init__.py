@@ -1,1 +1,1 @@
-"""Topics: create, change, look at, list; their queues."""
+"""Topics: create, change, get, list; their queues."""

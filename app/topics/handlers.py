@@ -1,4 +1,4 @@
-"""Topics: create, change, look at, list; their queues, and offsets by time."""
+"""Topics over HTTP: create, change, get, list; their queues, and offsets by time."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,1 +1,1 @@
-"""Transactions: begin, commit, roll back, look at, resolve."""
+"""Transactions: begin, commit, roll back, get, resolve."""

@@ -1,4 +1,4 @@
-"""Look at transactions over HTTP: lists, one of them, its history, an explanation."""
+"""Reads of transactions over HTTP: lists, one of them, its history, an explanation."""
 
 from msgspec import UNSET, UnsetType
 

@@ -1,4 +1,4 @@
-"""Which addresses are out in the open, so that a check may be sent there. Pure.
+"""Public IP addresses, to which a check may be sent. Pure.
 
 `ipaddress` alone is not enough: some of its versions call translated, site-local and multicast
 addresses global. What carries an IPv4 address inside is judged by that one, or refused where the

@@ -51,7 +51,7 @@ class LeaseTable:
 
 
 class Ended(NamedTuple):
-    """A lease that ended without a word."""
+    """A lease that expired: it ended without a settlement."""
 
     queue: QueueLeases
     offset: int

@@ -1,4 +1,4 @@
-"""One queue for one group: how far the group has looked, and which messages it may be handed next.
+"""One queue for one group: how far the group has scanned, and which messages may be delivered next.
 
 Pure.
 

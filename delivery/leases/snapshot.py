@@ -1,4 +1,4 @@
-"""The table of leases as a snapshot keeps it: each group, the tasks, and when that was. Pure."""
+"""The snapshot of the table of leases: each group, the tasks, and its time. Pure."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Where a group stands in its queues, and how it is put elsewhere.
+"""Committed offsets of a group in its queues, and their reset.
 
 What the group has received from under leases stands in the table of leases; its committed offset is
 the settled prefix. Elsewhere the offset is what was committed to the store.

@@ -1,4 +1,4 @@
-"""Requests, and what became of them. Pure, derived: replaying their events gives it back.
+"""Requests and their outcomes. Pure, derived: replaying their events gives it back.
 
     pending    -> replied | timed_out | cancelled
     timed_out  -> timed_out, with a late reply: kept and marked, once

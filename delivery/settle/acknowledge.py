@@ -1,4 +1,5 @@
-"""Acknowledgements: a message is done with, by itself or in one append with what came of it.
+"""Acknowledgements: a message is settled, alone or in one append with the messages that result from
+it.
 
 An acknowledgement is on disk when it is answered. One whose answer was lost may be sent again.
 """

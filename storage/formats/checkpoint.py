@@ -1,4 +1,5 @@
-"""The checkpoint page: how far what has reached the disk. 4,096 bytes, its tail zeros.
+"""The checkpoint page: up to where the log and each derived file have reached the disk. 4,096
+bytes, its tail zeros.
 
        at  size  field                                            (big-endian)
         0     8  physic_ms          store time up to which the log is on disk           RocketMQ's

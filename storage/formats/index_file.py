@@ -1,5 +1,4 @@
-"""An index file: from the hash of a message key to where the messages with such a key lie in the
-log.
+"""An index file: from the hash of a message key to the log offsets of the messages with such a key.
 
     at                  size  field
      0                     8  begin_stored_at_ms   of the first entry

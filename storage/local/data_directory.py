@@ -1,4 +1,4 @@
-"""Where everything of a store lies, and who owns it.
+"""The folders and files of a store, and its owner.
 
     <directory>/
       commitlog/       the log, RocketMQ's layout

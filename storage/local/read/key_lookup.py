@@ -1,5 +1,5 @@
-"""Finds messages by what they are called: through the key index, and in the piece of the log that
-it does not have yet.
+"""Finds messages by their ids and keys: through the key index, and in the piece of the log that it
+does not have yet.
 """
 
 import heapq
