@@ -46,7 +46,7 @@ class GroupRules(msgspec.Struct, frozen=True, kw_only=True):
     `session_timeout_ms`: of members that ask for none. `queue_rooms`: the machine room of a queue,
     by "topic/number".
 
-    `skip_lag_over`: messages of a queue that lie further from its end than this, and
+    `skip_lag_over`: messages of a queue that are further from its end than this, and
     `skip_older_than_ms`: that were stored longer ago, are passed over where the group was never
     given them.
     """

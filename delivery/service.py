@@ -8,7 +8,7 @@ filters/    the filters of subscriptions
 positions/  committed offsets, reset, lag, and what a broker takes over
 
 groups.py         the rules of a group
-streams.py        messages that come by themselves
+streams.py        messages that are sent as they arrive
 push.py           a stream whose messages are sent to an endpoint
 group_figures.py  figures of groups for monitoring
 oldest_ready.py   since when messages of groups have waited

@@ -51,7 +51,7 @@ class CronSchedule(msgspec.Struct, frozen=True, kw_only=True):
     catch_up: CatchUp
     paused: bool = False
     created_at_ms: int
-    # only what lies behind it is an occurrence: when it was made, or its times were changed
+    # only what is behind it is an occurrence: when it was made, or its times were changed
     counts_from_ms: int
     cancelled_at_ms: int | None = None
     revision: int = 1

@@ -117,7 +117,7 @@ class DueWindow:
             del self._open[first.place]
             self._rewind(first)
         if self.end < before(begin_ms):
-            # What lies between was never in memory: it is overdue too.
+            # What is between was never in memory: it is overdue too.
             self.overdue_after = min(self.overdue_after, self.end)
             self.end = before(begin_ms)
         self.begin_ms = begin_ms

@@ -70,7 +70,7 @@ class Progress:
     """Finished entries of the delay queues, by place. Event loop only."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, _Done] = {}  # by what stands above the offset in a place
+        self._queues: dict[int, _Done] = {}  # by the bits above the offset in a place
 
     def is_done(self, place: int) -> bool:
         done = self._queues.get(place >> OFFSET_BITS)

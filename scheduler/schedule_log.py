@@ -75,7 +75,7 @@ class ScheduleLog:
         self._table = DerivedTable(store, SNAPSHOT, {MARK_QUEUE: OnDamage.LEAVE_OUT})
         self._kept_progress: dict[QueueId, int] = {}  # of the delay queues, as the engine has it
         self._positions: dict[QueueId, int] = {}  # read up to there; the mark queue is the last one
-        self.put_backs = 0  # since then a message may lie elsewhere
+        self.put_backs = 0  # since then a message may be elsewhere
         self.is_from_a_broker = False  # until what that did is marked
         self._brokers_changes: list[BrokersChange] = []  # noted until then
         self._begins: dict[QueueId, int] | None = None  # during a rebuild of the index

@@ -64,7 +64,7 @@ class ScheduleLookup:
             put_backs = self._log.put_backs
             found = await self.look_at(await self.find(schedule_id))
             if found.state is not ScheduleState.DELIVERED or put_backs == self._log.put_backs:
-                return found  # else it may lie elsewhere by now
+                return found  # else it may be elsewhere by now
 
     async def find(self, schedule_id: str) -> Schedule:
         """The schedule as it was created. Raises UnknownSchedule."""
@@ -118,7 +118,7 @@ class ScheduleLookup:
                     if not found.state.is_finished:
                         return found
             if put_backs == self._log.put_backs:
-                return None  # else it may lie elsewhere by now
+                return None  # else it may be elsewhere by now
 
     async def count_for_the_broker(self) -> int:
         """Number of messages that wait, or are parked, and are for topics that RocketMQ keeps for

@@ -192,4 +192,4 @@ class ScheduleService:
                 self._log.window.requeue_at(place)
             if put_backs == self._log.put_backs:
                 raise AlreadyDelivered(f"schedule {schedule_id} was delivered")
-            # Retention has written schedules again meanwhile: it may lie elsewhere by now.
+            # Retention has written schedules again meanwhile: it may be elsewhere by now.

@@ -7,8 +7,8 @@ Pure.
     any other time         topic rmq_sys_wheel_timer, queue 0; properties TIMER_DELIVER_MS: when,
                            TIMER_OUT_MS: RocketMQ's slot
 
-A message of ours says in both when it is due, by the clock of when it was put off; not by its time
-of storage, which may lie far ahead: it never goes back, so a clock that was wrong for a moment
+A message of ours says in both when it is due, by the clock of when it was delayed; not by its time
+of storage, which may be far ahead: it never goes back, so a clock that was wrong for a moment
 stays in the log.
 
 Both kinds carry the real topic and queue as properties, so a broker that is given the files keeps
@@ -33,7 +33,7 @@ LEVEL_COUNT = len(DELAYS_MS)
 # the end of the year 9999, the last one that a time of the API can say
 LAST_DUE_MS = 253_402_300_799_999
 _PRECISION_MS = 1_000  # of RocketMQ's timer wheel
-OFFSET_BITS = 44  # of a place; above them stands which queue
+OFFSET_BITS = 44  # of a place; the bits above them say which queue
 _BY_PLACE = re.compile("sch_([LT])([0-9]{1,5})-([0-9]{1,13})")
 _AGAIN = "again"  # for the id of the schedule
 _NO_TARGETS = (names.HALF_TOPIC, names.OP_TOPIC, SCHEDULE_TOPIC, names.TIMER_TOPIC)
@@ -147,7 +147,7 @@ def put_back(message: StoredMessage, due_ms: int, so_far: CarriedState) -> Messa
         properties.TIMER_DELIVER_MS: str(due_ms),
         properties.TIMER_OUT_MS: str(timer_slot_ms(due_ms)),
     }
-    # One that a broker put off is ours from now on, and called by its place as before.
+    # One that a broker delayed is ours from now on, and called by its place as before.
     ours = {properties.SCHEDULE_ID: _AGAIN, **kept, SO_FAR: msgspec.json.encode(so_far).decode()}
     return resend(message, TIMER_QUEUE, {**ours, **times})
 

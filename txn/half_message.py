@@ -42,7 +42,7 @@ DECIDED_BY = "__decided_by"
 DECISION_REASON = "__reason"
 CHECK_ANSWER = "__check_answer"  # on the op of a decision by a check, JSON of CheckAnswer
 WITHOUT_DELAY = "__without_delay"  # on the op: a broker has published delayed messages at once
-FINALS_FROM = "__finals_from"  # on the op: a queue offset for each final at or behind which it lies
+FINALS_FROM = "__finals_from"  # on the op: for each final a queue offset that it is at or behind
 
 _DECISIONS = {TxnState.COMMITTED: "commit", TxnState.ROLLED_BACK: "rollback"}
 _STATES = {word: state for state, word in _DECISIONS.items()}
@@ -74,7 +74,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     idempotency_key: str | None = None
     fingerprint: str | None = msgspec.field(name="idempotency_print", default=None)
     so_far: CarriedState | None = None  # on halves that were put back
-    # by the clock; the time of storage may lie ahead of it. None: of an older version
+    # by the clock; the time of storage may be ahead of it. None: of an older version
     first_check_at_ms: int | None = None
 
 

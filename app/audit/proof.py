@@ -122,7 +122,7 @@ def _of_finals(evidence: Evidence) -> Fact:
 
 
 def _of_order(evidence: Evidence) -> Fact:
-    """Does an op lie in front of every final? A broker writes it behind, unless it rolled back."""
+    """Is an op before every final? A broker writes it behind, unless it rolled back."""
     ops = [_place(op) for op in evidence.ops]
     finals = [
         _place(final)

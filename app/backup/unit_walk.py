@@ -56,7 +56,7 @@ class UnitWalk:
         self._rest = b""
 
     def feed(self, begin: int, data: bytes) -> Walked | None:
-        """Walk the next bytes of the log, of one segment. None if they lie behind the last unit of
+        """Walk the next bytes of the log, of one segment. None if they are behind the last unit of
         their segment.
         """
         if self.damage or begin + len(data) <= self.end:

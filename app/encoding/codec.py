@@ -84,7 +84,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MA
         raise Refusal("malformed_request", f"the body is not JSON: {error}") from None
     except RecursionError:
         raise too_deep() from None
-    # What is no JSON is said first, wherever in the body it stands.
+    # What is no JSON is reported first, wherever in the body it is.
     compact(raw, depth=0)
     field = field_error(sentence, decoder.type)
     name = _wrong_name(sentence, raw)

@@ -1,1 +1,1 @@
-"""Consumer groups: what they read and how, where they stand."""
+"""Consumer groups: what they read and how, and their offsets."""

@@ -44,7 +44,7 @@ def build(
     traceparent: str | None = None,
     copies: int = 1,
 ) -> Message:
-    """`raw_body`: the body, where it does not stand in a field. `depth`: how deep in the request
+    """`raw_body`: the body, where it is not in a field. `depth`: how deep in the request
     the message stands. `traceparent`: of the request; it goes with the message as a property,
     unless the sender set that himself. `copies`: the machines that are to have each message.
 

@@ -1,6 +1,6 @@
 """Requests and responses about messages: messages, receipts, pages of a queue.
 
-Limits stand here, on the fields, so that the decoder enforces them and the OpenAPI document shows
+Limits are here, on the fields, so that the decoder enforces them and the OpenAPI document shows
 them.
 """
 

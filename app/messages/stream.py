@@ -269,7 +269,7 @@ class _Stream:
                 copies=self._services.replicas.copies,
             )
         except MessagingError as error:
-            # What is no JSON shows only here when it stands in a `json` field; it is the line's,
+            # What is no JSON shows only here when it is in a `json` field; it is the line's,
             # not the message's.
             if is_malformed(error):
                 raise

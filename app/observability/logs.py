@@ -45,7 +45,7 @@ def configure_logging(*, level: str, readable: bool, is_final: bool = True) -> N
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # Tracebacks without local variables: payloads and secrets stand in them.
+    # Tracebacks without local variables: payloads and secrets are in them.
     if readable:
         plain = structlog.dev.plain_traceback
         end: list[structlog.typing.Processor] = [

@@ -1,6 +1,6 @@
 """Timer files that a replica has received, and the list that says which of them count.
 
-A file of the same number can lie in the folder already, of another service that was followed
+A file of the same number can be in the folder already, of another service that was followed
 before: so the list in force is removed before files get their names. A machine that is lost
 meanwhile has no list, and its next service reads schedules from the log.
 """

@@ -30,7 +30,7 @@ _CLOSED_V4 = tuple(
         "240.0.0.0/4",  # reserved, broadcast
     )
 )
-# global unicast; loopback, local, site-local, multicast, compatible ones lie outside
+# global unicast; loopback, local, site-local, multicast, compatible ones are outside
 _OPEN_V6 = IPv6Network("2000::/3")
 _CLOSED_V6 = tuple(
     IPv6Network(text)

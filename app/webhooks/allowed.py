@@ -29,7 +29,7 @@ class Allowed(NamedTuple):
     networks: tuple[IPv4Network | IPv6Network, ...] = ()
 
     def has_address(self, address: Address) -> bool:
-        """Does it lie in a listed network?
+        """Is the address in a listed network?
 
         One that is mapped into IPv6 is where its IPv4 address is.
         """

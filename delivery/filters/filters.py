@@ -1,6 +1,6 @@
 """Which messages a consumer wants: tags, or an SQL92 condition over properties. Pure.
 
-A filter is compiled once. Tags are judged twice, as in RocketMQ: by the hash that lies beside a
+A filter is compiled once. Tags are judged twice, as in RocketMQ: by the hash that is beside a
 message's place in its queue, so that others need not be read, and then by the text itself. Source:
 RocketMQ FilterAPI, ExpressionMessageFilter.
 """

@@ -19,7 +19,7 @@ class Retries:
         self.void_before = void_before
         self.void_before_of: dict[str, int] = {}  # by queue ("orders/2"), or topic
         self.start = start
-        self.waiting: dict[str, int] = {}  # messages put off, by queue ("orders/2"), or topic
+        self.waiting: dict[str, int] = {}  # messages delayed, by queue ("orders/2"), or topic
 
     def is_void(self, queue: str, generation: int) -> bool:
         """Whether a retry of a message of this queue was ended by a reset, or belongs to a deleted

@@ -36,7 +36,7 @@ F = TypeVar("F", StoredMessage, StoredRecord)
 _SCAN_READS = 10  # of these in one receive, so that others get their turn
 _ORDERED_MESSAGES = 256  # read at once where some may have to wait for their keys
 # Of one queue of an ordered group, behind which nothing is looked at: messages that wait for their
-# keys, some 35 bytes each where they lie close together, and chunks of slots, 13 KB each, where
+# keys, some 35 bytes each where they are close together, and chunks of slots, 13 KB each, where
 # they do not.
 _MOST_PASSED = 1_000_000
 _MOST_CHUNKS = 10_000

@@ -141,7 +141,7 @@ class Acknowledger:
     def _note_settled(self, ack: HeldAck, accepted: list[bool]) -> None:
         """The log has it. Which entries were accepted is noted in `accepted`."""
         for run in ack.held:
-            # Where a reset lies before it in the log, the lease had ended, and another may hold the
+            # Where a reset is before it in the log, the lease had ended, and another may hold the
             # message by now.
             accepted[run.entry : run.entry + run.length] = run.queue.slots.which_settled(
                 run.first, run.length
@@ -204,7 +204,7 @@ class Acknowledger:
         )
 
     async def _names(self, handle: str, message_id: str) -> bool:
-        """Is it this message that lies where the handle says?"""
+        """Is this message the one at the place that the handle names?"""
         found = next(
             (
                 found

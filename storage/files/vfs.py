@@ -4,7 +4,7 @@ Everything below the seam that touches a file goes through a `Vfs`, so that test
 its place that loses power at any sector (`simulated.py`) or fails any call (`faulty.py`). This is
 the one file of the lower floors that calls `os`.
 
-What is assumed of a disk stands in docs/durability.md: a completed sync is durable, a write does
+docs/durability.md says what is assumed of a disk: a completed sync is durable, a write does
 not harm bytes outside it.
 """
 

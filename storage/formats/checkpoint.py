@@ -26,7 +26,7 @@ bytes, its tail zeros.
                  bytes and leaves these
                  stale, which shows here
 
-Source: RocketMQ StoreCheckpoint; the slots are ours and lie where RocketMQ has nothing.
+Source: RocketMQ StoreCheckpoint; the slots are ours, where RocketMQ has nothing.
 """
 
 import struct

@@ -9,7 +9,7 @@ broker passes over and leaves out when it writes the file: so it can be told who
     at  size  field
      0     8  lastReadTimeMs        0: a broker begins where its wheel begins, seven days back
      8     8  lastTimerLogFlushPos  0: it makes its wheel from the whole timer log
-    16     8  lastTimerQueueOffset  from there on it puts what lies in the timer queue into its
+    16     8  lastTimerQueueOffset  from there on it puts what is in the timer queue into its
                                     wheel, if it has no timer log
     24     8  masterTimerQueueOffset  the same with a timer log, up to its last unit
     32    24  stateVersion, timestamp, counter

@@ -2,7 +2,7 @@
 one by one.
 
 A record of ours begins its properties with its id, and with its keys behind that (formats/unit.py):
-so where they lie is computed for all records together, and their hashes are products of bytes and
+so their places are computed for all records together, and their hashes are products of bytes and
 powers of 31, made for all texts of one length at once. It costs a tenth of looking at each record.
 Keys that are not ASCII are looked at one by one.
 """
@@ -76,7 +76,7 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     record_end = at + record_bytes
     front = _items(raw, at, _FRONT)
     topic_at = at + _FRONT.itemsize + np.maximum(front["body_bytes"].astype(np.int64), 0)
-    # of another form, whose body length lies elsewhere
+    # of another form, whose body length is elsewhere
     topic_at = np.minimum(topic_at, record_end - 1)
     topic_bytes = raw[topic_at].astype(np.int64)
     id_at = topic_at + 1 + topic_bytes + 2 + len(_ID_START)

@@ -6,7 +6,7 @@
     12     8  tag_hash         Java's hashCode of the tag, 0 when the message has none
 
 An entry of zeros has not been written. In front of the first entry of a queue that begins at an
-offset above 0 lie fillers (offset 0, length 2147483647). Source: RocketMQ
+offset above 0 are fillers (offset 0, length 2147483647). Source: RocketMQ
 ConsumeQueue.CQ_STORE_UNIT_SIZE, ConsumeQueue#fillPreBlank.
 """
 

@@ -1,7 +1,7 @@
 """Walk the bytes of a commit log: which units and records are whole, and where and why the walk
 stops.
 
-Our units are checked many at a time with numpy. Their records lie on 8-byte borders, and each ends
+Our units are checked many at a time with numpy. Their records are at 8-byte borders, and each ends
 with a unit item and, the last of a unit, a seal, both of whole words: so the records are found by
 these. Where that does not add up, as with an item in a body, candidates are found by their magic
 word, and the chain `position + length = next position` leaves the real ones. Each unit's crc32c is
@@ -319,7 +319,7 @@ def _word(raw: bytes) -> np.uint64:
 
 _MAGICS = np.frombuffer(
     records.MAGIC_V1.to_bytes(4, "big") + records.MAGIC_V2.to_bytes(4, "big"), np.uint32
-)  # as they lie in the file
+)  # as they are stored in the file
 _SEVEN_BYTES = _word(b"\xff" * 7 + b"\0")
 _SEAL_WORD = _word(unit.SEAL_START + b"\0")
 _ITEM_WORD = _word(unit.UNIT_ITEM_START + b"0")  # of the first 16 TiB of a log

@@ -50,7 +50,7 @@ class Skimmed(NamedTuple):
 
 
 def plain_runs(window: bytes, positions: Ints) -> Iterator[tuple[int, int]]:
-    """(begin, end), as indices, of the records that stand in a queue and have no other flags: not
+    """(begin, end), as indices, of the records that are in a queue and have no other flags: not
     halves, batches, compressed or with IPv6 hosts.
     """
     if not len(positions):

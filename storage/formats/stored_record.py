@@ -30,7 +30,7 @@ from storage.message import QueueId, StoredMessage
 # formats/record.py up to body_bytes, with IPv4 hosts
 HEADER = struct.Struct(">iI4xi4xqqiq8xq8x4x8xi")
 LENGTH = struct.Struct(">h")  # of the properties, in front of them
-# of a record of another form than nearly all have: its parts lie elsewhere, or mean something else
+# of a record of another form than nearly all have: its parts are elsewhere, or mean something else
 UNUSUAL_FLAGS = (
     records.BORN_HOST_IPV6 | records.STORE_HOST_IPV6 | records.COMPRESSED | inner_batch.FLAG
 )

@@ -5,7 +5,7 @@
      0     4  crc          crc32c of all that follows in the block
      4     4  entry_count  170, in the last block fewer
      8     4  file_number  the file's own, and
-    12     4  block_number its place in it: a block that lies elsewhere is none
+    12     4  block_number its place in it: a block at another place is none
     16  24*n  entries, then zeros
 
     entry
@@ -156,7 +156,7 @@ def merged(sources: Sequence[Source], after: Key) -> Iterator[Entries]:
                 bounds.append(_key_of(ahead[index][-1]))
         ends = [len(entries) for entries in ahead]
         if bounds:
-            # Behind this the sources are not read yet. Both entries of a pair lie on one side of
+            # Behind this the sources are not read yet. Both entries of a pair are on one side of
             # it.
             due_ms, place, version = min(bounds)
             behind = Key(due_ms, place, (version | 1) + 1)

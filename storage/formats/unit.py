@@ -7,7 +7,7 @@ unit are two property items at the end of their property strings, which it skips
     own properties   0x02 padding   unit item   seal                 the last record
 
 The padding makes every record end on a multiple of 8 bytes. Both items are whole 8-byte words, so
-they lie on word borders and a scan finds them without parsing.
+they are at word borders and a scan finds them without parsing.
 
     unit item, 48 bytes, the same in every record of the unit
     at  size  field

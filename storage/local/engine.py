@@ -94,7 +94,7 @@ class Engine:
         self._kept: asyncio.Future[bool] | None = None
         self._safe = EndWaits(self._loop)
         self._on_disk = EndWaits(self._loop)  # the own one
-        self._given_up_end = 0  # no wait for other disks to have what lies before it
+        self._given_up_end = 0  # no wait for other disks to have what is before it
         self._giving_up: Timer | None = None
         self._progress: asyncio.Future[None] | None = None
         self.queues = files.recovered.queues

@@ -71,7 +71,7 @@ class ReceivedUnits:
         self._read = read
         self._replay = Replay(queues)
         self._replay.last_stored_at_ms = tail.visible_stored_at_ms
-        self.units_end = units_end  # an end-of-file record may lie behind
+        self.units_end = units_end  # an end-of-file record may follow
         self._hidden: deque[_Stored] = deque()
         self._kept_bytes = 0  # of them
 

@@ -295,7 +295,7 @@ class KeyIndex:
             newest = self._files[-1]
             end = min(at + newest.room, len(hashes))
             while at < end < len(hashes) and log_offsets[end] == log_offsets[end - 1]:
-                # the keys of a record stand in one file: what has its first one has them all
+                # all keys of a record are in one file: the one that has the first
                 end -= 1
             if end == at and not newest.header.is_empty:
                 self._roll()

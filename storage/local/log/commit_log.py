@@ -22,11 +22,11 @@ from storage.local.log.ranges import Ranges
 from storage.message import QueueId
 
 _HOT_BYTES = 32 << 20  # behind the writer, the mapping is in memory: it has just been stored into
-# of one fetch, in a thread that may wait: records of a queue, and what lies between them
+# of one fetch, in a thread that may wait: records of a queue, and what is between them
 _FETCHED_BYTES = 1 << 20
 # a longer record is read in a thread, disk or not: it takes milliseconds to copy
 _AT_ONCE_BYTES = 1 << 18
-# of a unit at first: most are small, and who reads what lies scattered verifies each
+# of a unit at first: most are small, and who reads scattered ones verifies each
 _VERIFY_WINDOW = 1 << 16
 
 
@@ -107,7 +107,7 @@ class CommitLog:
         """The records that these entries of a queue point to, all of them, from memory.
 
         None where the disk must be asked, or one was never verified, or it or its entry is damaged,
-        or they have more than `max_bytes` together, or lie in several segments: `stored_now` and
+        or they have more than `max_bytes` together, or are in several segments: `stored_now` and
         the read lane find out which.
         """
         is_few = len(entries) <= record_block.FEW * ENTRY_BYTES
@@ -127,7 +127,7 @@ class CommitLog:
             or queue.topic == LOST_TOPIC
         ):
             return None
-        if sorted(offsets) != offsets:  # they ascend, as the messages of a queue lie
+        if sorted(offsets) != offsets:  # they ascend, as the messages of a queue do
             return None
         begin, end = offsets[0], offsets[-1] + lengths[-1]
         try:
@@ -327,7 +327,7 @@ class CommitLog:
 
 
 def _stated_items(record: Record) -> Iterator[unit.UnitItem]:
-    """The unit items that stand where a record of ours has its own."""
+    """The unit items that are where a record of ours has its own."""
     for tail in (0, unit.SEAL_BYTES):
         item = unit.decode_item(
             record.properties, max(0, len(record.properties) - unit.UNIT_ITEM_BYTES - tail)

@@ -1,7 +1,7 @@
 """The tail of the log: where units are stored, one behind another, in space that was made ahead.
 
 Units are stored here by the writer, which builds them from appends, or by a replica, which gets
-them from its primary. Each lies whole in one segment, with room for an end-of-file record
+them from its primary. Each is whole in one segment, with room for an end-of-file record
 behind it. Owner's thread only.
 """
 

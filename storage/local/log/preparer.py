@@ -1,7 +1,7 @@
 """Gives the log space ahead of its writer: segments are made sparse, at their full length; what is
 ahead of the writer is allocated, zero-filled and synced, step by step.
 
-No store goes past `prepared_end`: what lies before it is written and on disk, so a store there can
+No store goes past `prepared_end`: all before it is written and on disk, so a store there can
 meet neither a hole (a full disk would fail it, and a failed store is final) nor an unwritten extent
 (a stall). Steps keep a fresh store from taking gigabytes of disk (docs/decisions/0027).
 

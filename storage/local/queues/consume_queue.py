@@ -16,7 +16,7 @@ _KEPT_IN_MEMORY = 256  # entries behind the last flush: tailing consumers never 
 
 
 class ConsumeQueue:
-    """One queue. The writer assigns `next_offset`; readers see what lies in `bounds`.
+    """One queue. The writer assigns `next_offset`; readers see the messages in `bounds`.
 
     `append(entry)` makes the message at `end` visible. It is the list's own method: it is called
     once for each message.

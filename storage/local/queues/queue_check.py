@@ -206,7 +206,7 @@ class QueueCheck:
         return self.record(queue, queue_offset, self.entries(queue, queue_offset, 1)[0])
 
     def _message_at(self, entry: QueueEntry, queue: QueueId, queue_offset: int) -> Record | None:
-        """The record of this message, or the message in an inner batch, that lies where the entry
+        """The record of this message, or the message in an inner batch, at the place that the entry
         says; None where that is another's.
 
         Raises CorruptRecord, DamagedRecord.

@@ -5,7 +5,7 @@ Nothing else in the log would say which queue offset comes next, and none is eve
 body of each message is JSON, [[topic, queue number, end], ...]; its tag says what of them:
 
     ends           retention has dropped all messages of these queues
-    deleted        this topic is deleted here: all that lies before in the log is gone, which is at
+    deleted        this topic is deleted here: all before in the log is gone, which is at
                    least what the rows say
     deleted_ends   these queues are of topics that were deleted before; said again before retention
                    drops a deletion

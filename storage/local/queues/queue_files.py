@@ -61,7 +61,7 @@ class QueueFiles:
         """
         in_memory_from = queue.recent_from
         if queue_offset < in_memory_from:
-            # No further than what is written: what lies behind in the file are zeros.
+            # No further than what is written: behind that the file has zeros.
             return self.read(queue.id, queue_offset, min(count, in_memory_from - queue_offset))
         recent = queue.recent(queue_offset, count)
         return (

@@ -153,7 +153,7 @@ class KeyLookup:
         return queue is None or record.queue_offset < queue.first
 
     def _in_log(self, key: str, begin: int) -> list[int]:
-        """Records, newest first, in whose bytes the key stands somewhere."""
+        """Records, newest first, whose bytes contain the key somewhere."""
         sought = key.encode("utf-8")
         found: list[int] = []
         for window in log_walk.stated(self._log.segments, begin, self._visible_end()):

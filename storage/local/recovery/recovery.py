@@ -81,7 +81,7 @@ class Recovered(NamedTuple):
     queues: ConsumeQueues
     walked_from: int  # everything behind was verified
     end: int
-    units_end: int  # an end-of-file record may lie behind
+    units_end: int  # an end-of-file record may follow
     confirmed_end: int  # of what is known to be on as many disks as had to have it
     epoch: int  # of the units to come
     epochs: EpochHistory  # of those that are there and of those to come

@@ -1,7 +1,7 @@
 """A walk over the whole log past every damage: what a repair has to know before it changes
 anything. Reads only.
 
-The walk goes on behind a damage at the next place where a whole unit stands: a unit of ours and a
+The walk goes on behind a damage at the next whole unit: a unit of ours and a
 broker's record name the log offset at which they were stored, so no copy in the body of a message
 is taken for one. Nor is a record of the damaged unit (`scan.judge`, `damaged_from`).
 """

@@ -1,7 +1,7 @@
 """Walks the old log slowly, again and again, with the consume queues and the key index, so that
 damage below the last snapshot is found before a consumer meets it.
 
-A start verifies only what lies behind the newest snapshot, and a read only what is requested. The
+A start verifies only what is behind the newest snapshot, and a read only what is requested. The
 scrub reads the rest from the disk at a limited rate, and goes on where it was after a restart. What
 it finds is logged, counted and kept until the next pass has come by. It repairs nothing.
 """

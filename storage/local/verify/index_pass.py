@@ -1,7 +1,7 @@
 """Compare the key index with the log: every key has its entry, in the order of the log, and a
 look-up comes to each entry.
 
-Entries lie in the files in the order of their records, so both are read once, side by side. Memory
+Entries are in the files in the order of their records, so both are read once, side by side. Memory
 is 4 bytes for each slot of one file. Where the store has a snapshot, it says how far the files are
 to reach; what is newer is fed again by a start.
 """

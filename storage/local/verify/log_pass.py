@@ -1,7 +1,7 @@
 """Walk the log: every unit and its checksum, and past whatever is damaged to the next one that is
 whole.
 
-A start ends its walk at the first unit that is not whole; this walk finds what lies behind as well.
+A start ends its walk at the first unit that is not whole; this walk finds what is behind as well.
 Where the log of a store that does not run ends in a torn tail, which the next start cuts, that is
 no damage: the rules are those of `recovery.py`.
 """
@@ -205,7 +205,7 @@ class LogWalk:
             at = max(begin, segment.begin + data_begin)
             data_end = min(end, segment.begin + data_end)
             while at < data_end:
-                # A magic word may lie across the border of two windows.
+                # A magic word may cross the border of two windows.
                 window, failure = self._read(
                     segment, file, at, self._window_bytes + records.END_OF_FILE_BYTES
                 )
