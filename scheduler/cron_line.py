@@ -15,8 +15,6 @@ from cronsim import CronSim, CronSimError
 
 from storage.errors import InvalidRequest
 
-MAX_LINE = 255  # characters
-
 _NAMED = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
