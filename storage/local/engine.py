@@ -17,7 +17,6 @@ from storage.clock import Clock
 from storage.errors import CorruptRecord, FlushFailed, StoreClosed
 from storage.files.vfs import is_out_of_files
 from storage.files.write_pool import WritePool
-from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local.append.committer import Committer
 from storage.local.append.copies import Copies
@@ -44,7 +43,7 @@ from storage.local.retention import Retention
 from storage.local.scrub.scrub import DerivedFiles, Scrub
 from storage.local.store_files import StoreFiles
 from storage.local.topic_deletion import TopicDeletions
-from storage.message import Durability, Message, Placed
+from storage.message import Message, Placed
 from storage.store_status import PoolStatus
 
 _CONFIRM_MS = 100
@@ -552,15 +551,7 @@ class Engine:
         """Durable on return."""
         self.queues.grow(queue_ends.QUEUE.topic, 1)
         answer: asyncio.Future[Placed] = self._loop.create_future()
-        done, failed = answering(answer), failing(answer)
-        self.writer.add(
-            rows_of(messages),
-            durability=Durability.SYNCED,
-            done=done,
-            failed=failed,
-            from_reserve=True,
-            until_safe=True,
-        )
+        self.writer.add_own(messages, done=answering(answer), failed=failing(answer))
         await answer
 
     async def record_epoch(self, epoch: int) -> None:

@@ -5,14 +5,13 @@ never used again.
 from collections.abc import Callable
 
 from storage.clock import Clock
-from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local.append.log_writer import LogWriter
 from storage.local.queues import group_offsets, queue_ends
 from storage.local.queues.arrivals import Arrivals
 from storage.local.retention import Retention
 from storage.local.store_files import StoreFiles
-from storage.message import Durability, Placed
+from storage.message import Placed
 
 
 class TopicDeletions:
@@ -70,14 +69,7 @@ class TopicDeletions:
             failed(error)
 
         try:
-            self._writer.add(
-                rows_of(messages),
-                durability=Durability.SYNCED,
-                done=deleted,
-                failed=not_deleted,
-                from_reserve=True,
-                until_safe=True,
-            )
+            self._writer.add_own(messages, done=deleted, failed=not_deleted)
         except Exception:
             self._queues.reopen(topic)
             raise

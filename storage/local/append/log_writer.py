@@ -35,6 +35,7 @@ from storage.clock import Clock
 from storage.errors import Backpressure, FlushFailed, MessageTooLarge, StoreClosed
 from storage.formats import record as records
 from storage.formats import unit
+from storage.formats.row import rows_of
 from storage.local.append.committer import Committer
 from storage.local.append.copies import Copies
 from storage.local.append.flusher import Flusher
@@ -47,6 +48,7 @@ from storage.message import (
     IN_MEMORY,
     ON_OWN_DISK,
     Durability,
+    Message,
     Placed,
     Row,
     Sureness,
@@ -277,6 +279,25 @@ class LogWriter:
         )
         self._open[call] = None
         self._calls.append(call)
+
+    def add_own(
+        self,
+        messages: Sequence[Message],
+        *,
+        done: Callable[[Placed], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        """Append messages of the store's own: synced, from the reserve, and `done` is called in the
+        turn in which readers see them. Raises as `add`.
+        """
+        self.add(
+            rows_of(messages),
+            durability=Durability.SYNCED,
+            done=done,
+            failed=failed,
+            from_reserve=True,
+            until_safe=True,
+        )
 
     def before_write(self, call: Callable[[], None]) -> None:
         """As `MessageStore.before_write`."""

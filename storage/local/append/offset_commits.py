@@ -6,14 +6,13 @@ import asyncio
 from collections.abc import Callable
 
 from storage.clock import Clock
-from storage.formats.row import rows_of
 from storage.identifiers import Identifiers
 from storage.local.append.log_writer import LogWriter
 from storage.local.lanes.futures import failing, resolve
 from storage.local.queues import group_offsets
 from storage.local.queues.consume_queue import ConsumeQueues
 from storage.local.queues.group_offsets import GroupOffsets
-from storage.message import Durability, Message, Placed, QueueId
+from storage.message import Message, Placed, QueueId
 
 _TOGETHER = 1_000  # offsets that are put back at once
 
@@ -77,21 +76,13 @@ class OffsetCommits:
             apply(placed.queue_offsets[0])
             resolve(answer, None)
 
-        rows, failed = rows_of([message]), failing(answer)
-        self._writer.add(
-            rows,
-            durability=Durability.SYNCED,
-            done=done,
-            failed=failed,
-            from_reserve=True,
-            until_safe=True,
-        )
+        self._writer.add_own([message], done=done, failed=failing(answer))
         return answer
 
     async def put_back(self, below: int) -> None:
-        """Say again what messages before this place say.
+        """Commit again the offsets whose messages are before this place of the offset topic.
 
-        Not where a commit is under way: the last one counts.
+        Where a commit of the same offset is under way, that one is waited for: the last one counts.
         """
         while expiring := [
             one for one in self._offsets.below(below) if not self._queues.is_closing(one[1].topic)
