@@ -54,6 +54,16 @@ class _Wanted(NamedTuple):
     is_text: bool  # bodies that are UTF-8 come as text
 
 
+class _Form(NamedTuple):
+    """The form of the answers to one head, and how much is answered at once in that form."""
+
+    media_type: bytes
+    is_json: bool
+    has_gzip: bool  # the client takes compressed answers
+    most_messages: int
+    most_bytes: int  # of their records
+
+
 class _Waited(NamedTuple):
     """The state of a pull that waits.
 
@@ -73,11 +83,22 @@ class HotPulls:
         self._get_reading = get_reading
 
     def answering(self, headers: Mapping[str, str]) -> HotAnswer:
-        return partial(self._answer, preferred_by(headers, MEDIA_TYPES), takes_gzip(headers))
+        media_type, has_gzip = preferred_by(headers, MEDIA_TYPES), takes_gzip(headers)
+        if media_type == JSON:
+            most_messages, most_bytes = _MOST_MESSAGES, MIN_BYTES if has_gzip else _MOST_BYTES
+        else:
+            most_messages, most_bytes = _MOST_RECORDS, _MOST_RAW_BYTES
+        form = _Form(
+            media_type.encode("ascii"), media_type == JSON, has_gzip, most_messages, most_bytes
+        )
+        return partial(self._answer, form)
 
     def _answer(
-        self, media_type: str, has_gzip: bool, data: bytes, waited: "_Waited | None" = None
+        self, form: _Form, data: bytes, waited: _Waited | None = None
     ) -> bytes | Waiting | None:
+        """As `HotAnswer`. `waited`: the pull was held before, and waits no longer than it would
+        have then.
+        """
         begun = perf_counter() if waited is None else waited.begun
         found = _match(data)
         if found is None:
@@ -88,11 +109,7 @@ class HotPulls:
             waited is None and not self._parts.bodies.has_plenty(wanted.max_bytes)
         ):
             return None
-        is_json = media_type == JSON
-        most_bytes = min(
-            wanted.max_bytes,
-            _MOST_RAW_BYTES if not is_json else MIN_BYTES if has_gzip else _MOST_BYTES,
-        )
+        is_json = form.is_json
         offset = int(given_offset)
         block = None
         try:
@@ -101,25 +118,21 @@ class HotPulls:
             queue = reading.topics.get(topic_name.decode("ascii")).queue(int(number))
             bounds = store.bounds(queue)
             count = min(wanted.max_messages, bounds.end - offset)
-            if (
-                not 0 <= count <= (_MOST_MESSAGES if is_json else _MOST_RECORDS)
-                or offset < bounds.first
-            ):
+            if not 0 <= count <= form.most_messages or offset < bounds.first:
                 return None
             if not count and wanted.wait_ms and not reading.is_stopping:
                 now_ms = reading.clock.monotonic_ms()
                 until_ms = now_ms + wanted.wait_ms if waited is None else waited.until_ms
                 if now_ms < until_ms:
-                    again = partial(
-                        self._answer, media_type, has_gzip, data, _Waited(reading, until_ms, begun)
-                    )
+                    again = partial(self._answer, form, data, _Waited(reading, until_ms, begun))
                     return reading.long_polls.wait_for_arrival(
                         store, queue, offset, until_ms, again
                     )
             if count:
                 if waited is not None and not self._parts.bodies.has_plenty(wanted.max_bytes):
                     return None
-                block = store.block_now(queue, offset, count=count, max_bytes=most_bytes)
+                max_bytes = min(wanted.max_bytes, form.most_bytes)
+                block = store.block_now(queue, offset, count=count, max_bytes=max_bytes)
                 if block is None:
                     return None
         except MessagingError:
@@ -134,13 +147,13 @@ class HotPulls:
         if parts is None:
             return None
         length = sum(map(len, parts))
-        if has_gzip and is_json and length >= MIN_BYTES:
+        if form.has_gzip and is_json and length >= MIN_BYTES:
             return None
         reading.metrics.messages_out.inc(count)
         head = b"vary: %b\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n" % (
             b"Accept, Accept-Encoding" if is_json and length >= MIN_BYTES else b"Accept",
             length,
-            media_type.encode("ascii"),
+            form.media_type,
             urandom(_ID_BYTES).hex().encode("ascii"),
         )
         lines = (*self._parts.default_lines(), reading.head_lines())
