@@ -185,6 +185,23 @@ class Services:
     def subscriptions_of(self, group: str) -> tuple[Subscription, ...]:
         return self.consumer_groups.get(group).rules.subscriptions
 
+    async def end_group(self, name: str) -> None:
+        """End what a deleted consumer group has beside its row."""
+        self.pusher.refresh(name)
+        await self.members.end(name)
+        await self.delivery.delete(name)
+
+    async def reload_registry(self) -> None:
+        """Read again what the database of the registry has."""
+        await self.topics.reload()
+        await self.producer_groups.reload()
+        await self.consumer_groups.reload(self.end_group)
+        for group in self.consumer_groups.all():
+            self.pusher.refresh(group.name)
+        self.members.share_soon()
+        await self.cron.reload()
+        await self.reports.reload()
+
     async def find_waiting(self, message_id: str) -> Schedule | None:
         return await self.schedules.find_waiting(message_id)
 

@@ -101,12 +101,14 @@ class TopicDeletions:
         await self._changes.shielded(self._delete(name, force=force, check=check))
 
     async def finish_all(self) -> None:
-        """Finish what an earlier run of the service has begun; where the store takes nothing now, a
-        later request does.
+        """Finish what was begun, by an earlier run of the service or a request that was refused;
+        where the store takes nothing now, a later request does.
         """
         for name in self.topics.being_deleted():
             try:
-                await self._finish(name)
+                async with self._deleting:
+                    if name in self.topics.being_deleted():
+                        await self._finish(name)
             except (UnavailableError, StorageFull) as error:
                 log.warning("topic_not_deleted_yet", topic=name, reason=error.detail)
 

@@ -116,6 +116,17 @@ class CronService:
         self.table.drop_unknown()
         return replayed
 
+    async def reload(self) -> None:
+        """Read the definitions again: what a change of them has made, whose end is not known."""
+        async with self._turn:
+            found = {schedule.schedule_id: schedule for schedule in await self._registry.load()}
+            known = {item.schedule_id: item.schedule for item in self.table}
+            for schedule_id in known.keys() - found.keys():
+                self.table.forget(schedule_id)
+            for schedule_id, schedule in found.items():
+                if known.get(schedule_id) != schedule:
+                    self._put(schedule)
+
     async def save_snapshot(self) -> int:
         """Save how far schedules are settled. The number of bytes; 0 if nothing has changed."""
         return await self._log.save_snapshot()

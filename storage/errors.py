@@ -40,7 +40,8 @@
     │   ├── NotEnoughCopies         fewer machines than are to have each message
     │   ├── StoreRecovering         the store is not open yet
     │   ├── RegistryUnavailable     the database of names cannot be reached
-    │   │   └── LaterRegistry       a later release has changed its tables
+    │   │   ├── LaterRegistry       a later release has changed its tables
+    │   │   └── ChangeInDoubt       it has the change, or not: its answer was lost
     │   └── StoreClosed             the store takes nothing new
     └── StorageError                an operator must look; never retried silently
         ├── CorruptRecord           .path .physical_offset .reason .repair .queue .queue_offset
@@ -367,6 +368,12 @@ class RegistryUnavailable(UnavailableError):
 class LaterRegistry(RegistryUnavailable):
     """A later release of EscrowMQ has changed the database that holds topics, groups and
     schedules.
+    """
+
+
+class ChangeInDoubt(RegistryUnavailable):
+    """The database that holds topics, groups and schedules did not answer at the end of the change,
+    which may have been made; the service finds out as soon as the database answers.
     """
 
 

@@ -240,6 +240,8 @@ def components_of(base: Base, services: Services) -> list[Component]:
             services.producer_groups,
             services.consumer_groups,
             lambda: services.take_over.topics,
+            reload=services.reload_registry,
+            then=services.topic_deletions.finish_all,
         ),
         DeliveryComponent(
             services.delivery, services.consumer_groups, clock, settings.delivery, base.metrics

@@ -1,6 +1,6 @@
 """The registry as a component: topics and groups, and whether their database is still the same."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import structlog
 
@@ -10,7 +10,7 @@ from app.registry.database import Database
 from app.registry.producer_groups import ProducerGroups
 from app.registry.topics import Topics, TopicSettings
 from scheduler.loops import Loop
-from storage.errors import RegistryUnavailable
+from storage.errors import RegistryUnavailable, StorageFull
 
 _INTERVAL_MS = 1_000
 
@@ -27,13 +27,20 @@ class RegistryComponent(Component):
         producer_groups: ProducerGroups,
         consumer_groups: ConsumerGroups,
         found: Callable[[], Mapping[str, TopicSettings]],
+        *,
+        reload: Callable[[], Awaitable[None]],
+        then: Callable[[], Awaitable[None]],
     ) -> None:
-        """`found`: topics that a broker has left, known before the start."""
+        """`found`: topics that a broker has left, known before the start. `reload`: all that is in
+        the database, after a change that is in doubt; `then` may change it again.
+        """
         self._database = database
         self._topics = topics
         self._producer_groups = producer_groups
         self._consumer_groups = consumer_groups
         self._found = found
+        self._reload = reload
+        self._then = then
         self._is_away = False  # a server
 
     async def start(self) -> None:
@@ -50,11 +57,18 @@ class RegistryComponent(Component):
     async def _watch(self) -> None:
         """Log when the database cannot be reached, or is not the one that was opened any more, and
         when it is again.
+
+        Read it again after a change that is in doubt.
         """
         was_away, before = self._is_away, self._database.lost
         try:
             lost = await self._database.check()
-        except RegistryUnavailable as error:  # changes are refused, and what exists goes on
+            if lost is None and self._database.in_doubt:
+                await self._database.settle(self._reload)
+                log.warning("registry_read_again")
+                await self._then()
+        # changes are refused, and what exists goes on
+        except (RegistryUnavailable, StorageFull) as error:
             self._is_away = True
             if not was_away:
                 log.warning("registry_away", reason=str(error))

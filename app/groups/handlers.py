@@ -209,15 +209,9 @@ async def delete(services: Services, call: Call, name: str) -> Reply:
     """
     # The registry first: a group that had lost its positions would be handed everything again.
     await services.consumer_groups.delete(
-        name, check=call.check_conditions, end=lambda: _end(services, name)
+        name, check=call.check_conditions, end=lambda: services.end_group(name)
     )
     return NO_CONTENT
-
-
-async def _end(services: Services, name: str) -> None:
-    services.pusher.refresh(name)
-    await services.members.end(name)
-    await services.delivery.delete(name)
 
 
 def _rules(services: Services, given: GroupInput, old: delivery.GroupRules) -> delivery.GroupRules:

@@ -343,9 +343,11 @@ async def _append(
 ) -> list[Appended]:
     """The append has begun when this first waits, but where the topic is being deleted.
 
-    Raises UnknownTopic.
+    Raises UnknownTopic, and RegistryUnavailable where the topic may have been deleted since its
+    messages were checked.
     """
     if not any(map(scheduled_message.is_delayed, messages)):
+        topic.refuse_in_doubt()
         return await services.store.append(messages, durability=durability)
     async with services.topics.using([topic.name]):
         services.topics.get(topic.name)

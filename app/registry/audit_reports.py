@@ -51,7 +51,7 @@ class AuditReportRows:
         query = select(table).order_by(table.c.created_at_ms, table.c.report_id)
         return [
             AuditReport(**row)
-            for row in await self._database.run(lambda connection: rows(connection, query))
+            for row in await self._database.read(lambda connection: rows(connection, query))
         ]
 
     async def add(self, report: AuditReport) -> None:

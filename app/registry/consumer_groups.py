@@ -45,14 +45,27 @@ class ConsumerGroups:
         self._vault = vault
         self._limits = limits
         self._groups: dict[str, ConsumerGroup] = {}  # in the order of their creation
+        self._to_end: set[str] = set()  # those that `reload` has not found any more
         self._changing = asyncio.Lock()
 
     async def open(self) -> None:
         """Raises CannotOpen where a secret was encrypted with a key that is not there."""
         stored = select(table).order_by(table.c.created_at_ms, table.c.consumer_group)
-        for row in await self._database.run(lambda connection: rows(connection, stored)):
-            group = _from_row(row, self._vault)
-            self._groups[group.name] = group
+        found = await self._database.read(lambda connection: rows(connection, stored))
+        groups = [_from_row(row, self._vault) for row in found]
+        self._groups = {group.name: group for group in groups}
+
+    async def reload(self, end: Callable[[str], Awaitable[None]]) -> None:
+        """Read again what a change that is in doubt may have made of them. `end`: as of `delete`,
+        for each one that was deleted.
+        """
+        async with self._changing:
+            before = set(self._groups)
+            await self.open()
+            self._to_end |= before - self._groups.keys()
+            for name in sorted(self._to_end):
+                await end(name)
+                self._to_end.remove(name)
 
     def all(self) -> list[ConsumerGroup]:
         """The consumer groups, ordered by name."""

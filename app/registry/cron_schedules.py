@@ -25,7 +25,7 @@ class CronSchedules:
         query = select(table).order_by(table.c.created_at_ms, table.c.schedule_id)
         return [
             _from_row(row)
-            for row in await self._database.run(lambda connection: rows(connection, query))
+            for row in await self._database.read(lambda connection: rows(connection, query))
         ]
 
     async def add(self, schedule: CronSchedule) -> None:

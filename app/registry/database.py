@@ -11,6 +11,9 @@ full disk would kill the process; the one that SQLite makes anyway has its block
 
 A server may also neither answer nor refuse: its machine hangs, or a lock is held. So each piece of
 work has a limit of time, by which its connection is cut; the next one makes another.
+
+If that happens while a transaction ends, the database has its change or not, and the service cannot
+say which. Then it changes nothing more until it has read the tables again (`settle`).
 """
 
 import asyncio
@@ -19,14 +22,16 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
 
+import structlog
 from sqlalchemy import (
     Column,
     Connection,
@@ -47,16 +52,21 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from app.registry.tables import metadata, registry_identity, service_leader
-from storage.errors import LaterRegistry, RegistryUnavailable, StorageFull
+from storage.errors import ChangeInDoubt, LaterRegistry, RegistryUnavailable, StorageFull
 from storage.files.vfs import is_disk_full
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
 _DISK_FULL = "53100"  # PostgreSQL's disk_full
+# an integrity constraint, a rollback that is not one of "completion unknown"
+_ROLLED_BACK = ("23", "40000", "40001", "40002", "40P01")
 _UNIQUE_VIOLATION = "23505"  # PostgreSQL's
 _DUPLICATES = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_UNIQUE)
 # PostgreSQL's locks are numbers of 64 bits, and whose they are is by agreement
 _OPENING = int.from_bytes(b"escrowmq", "big")
+_CHANGING = _OPENING + 1  # shared by the changes, those of other services too
 
 # where the wheel has them, see setup.py
 _INSTALLED = Path(__file__).resolve().parent / "migrations"
@@ -108,7 +118,29 @@ _PATIENCE_S = 5.0  # for a piece of work, its turn and a connection; as SQLite's
 _PATIENCE_AT_START_S = 60.0  # another process may be migrating the tables
 # at the server, which would go on waiting for a lock when the connection is cut
 _STATEMENT_LIMIT_MS = 4_000
+_IDLE_LIMIT_MS = 5_000  # and for the end of a transaction, when it does not hear of the cut
 _LOCK_LIMIT_MS = 50_000  # at a start
+
+_IN_DOUBT = (
+    "the answer to another change was lost, and nothing is changed until the database that holds "
+    "topics, groups and schedules says whether it was made"
+)
+
+# in one statement, which is one round trip
+_LIMITS = (
+    f"SELECT set_config('statement_timeout', '{_STATEMENT_LIMIT_MS}', true), "
+    f"set_config('idle_in_transaction_session_timeout', '{_IDLE_LIMIT_MS}', true)"
+)
+_LIMITS_OF_CHANGE = f"{_LIMITS}, pg_advisory_xact_lock_shared({_CHANGING})"
+_WAIT_FOR_CHANGES = f"SELECT pg_advisory_xact_lock({_CHANGING})"
+
+
+@dataclass
+class _Turn:
+    """A piece of work on the thread."""
+
+    until_s: float  # monotonic: when its caller gives up
+    may_be_made: bool = False  # the change that it makes
 
 
 class Database:
@@ -117,12 +149,13 @@ class Database:
     def __init__(self, url: str) -> None:
         self.identity = ""  # known once it is open
         self.changes = 0  # that were made, or may have been
+        self.in_doubt = False  # one of them may have been; nothing is changed until `settle`
         # why it is no longer the registry that was opened, if it is not
         self.lost: str | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
         is_sqlite = url.startswith("sqlite")
         self._socket: socket.socket | None = None  # of the connection to a server
-        self._until_s = 0.0  # monotonic: when the caller of the job that runs gives up
+        self._turn = _Turn(0.0)  # of the job that runs
         if is_sqlite:
             self._engine = create_engine(url, **_SQLITE)
             event.listen(self._engine, "connect", _set_up_sqlite)
@@ -158,33 +191,63 @@ class Database:
     async def run(self, work: Callable[[Connection], T]) -> T:
         """`work` in a transaction of its own; committed, and durable, on return.
 
-        Raises StorageFull: nothing was changed; RegistryUnavailable: it may have been, if the
-        connection was lost at the end.
+        Raises StorageFull, RegistryUnavailable: nothing was changed; ChangeInDoubt: it may have
+        been.
         """
         return await self._call(partial(self._change, work))
 
+    async def run_apart(self, work: Callable[[Connection], T]) -> T:
+        """`work` as `run` does it, but what it changes is read again for each use.
+
+        So it neither waits for a change that is in doubt nor keeps others from being made. Raises
+        StorageFull: nothing was changed; RegistryUnavailable: it may have been.
+        """
+        return await self._call(partial(self._change_apart, work))
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """`work`, which changes nothing, in a transaction of its own. Raises RegistryUnavailable,
+        StorageFull.
+        """
+        return await self._call(partial(self._guarded, work))
+
+    async def settle(self, reload: Callable[[], Awaitable[None]]) -> None:
+        """Take changes again after one that is in doubt.
+
+        `reload` reads what the database has, once the transaction has ended. Raises
+        RegistryUnavailable, and what `reload` raises: nothing is changed until the next attempt.
+        """
+        first = _wait_for_changes if self._path is None else _overwrite_what_failed
+        await self._call(partial(self._guarded, first))
+        await reload()
+        self.in_doubt = False
+
     async def aclose(self) -> None:
-        await asyncio.wrap_future(self._submit(self._close, _PATIENCE_S))
+        turn = _Turn(time.monotonic() + _PATIENCE_S)
+        await asyncio.wrap_future(self._submit(self._close, turn, _PATIENCE_S))
         self._thread.shutdown()
 
     async def _call(self, work: Callable[[], T], patience_s: float = _PATIENCE_S) -> T:
-        done = asyncio.wrap_future(self._submit(work, patience_s))
+        turn = _Turn(time.monotonic() + patience_s)
+        done = asyncio.wrap_future(self._submit(work, turn, patience_s))
         if self._path is not None:
             return await done  # SQLite itself gives up in time
         try:
             async with asyncio.timeout(patience_s):
                 return await done
         except TimeoutError as error:
+            if turn.may_be_made:
+                self._begin_doubt()
+                raise ChangeInDoubt from error
             raise RegistryUnavailable(
                 "the database that holds topics, groups and schedules does not answer; messages of "
                 "existing topics are not affected"
             ) from error
 
-    def _submit(self, work: Callable[[], T], patience_s: float) -> Future[T]:
+    def _submit(self, work: Callable[[], T], turn: _Turn, patience_s: float) -> Future[T]:
         """Queue `work` for the thread. Once its time is up its connection is cut, so that it does
         not hold the thread for ever, even if its caller waits no more.
         """
-        job = self._thread.submit(self._do, work, time.monotonic() + patience_s)
+        job = self._thread.submit(self._do, work, turn)
         loop = asyncio.get_running_loop()
 
         def cut() -> None:
@@ -198,8 +261,8 @@ class Database:
         loop.call_later(patience_s, cut)
         return job
 
-    def _do(self, work: Callable[[], T], until_s: float) -> T:
-        self._until_s = until_s
+    def _do(self, work: Callable[[], T], turn: _Turn) -> T:
+        self._turn = turn
         return work()
 
     def _note_connection(self, connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
@@ -246,12 +309,38 @@ class Database:
             os.close(self._index)
 
     def _change(self, work: Callable[[Connection], T]) -> T:
+        try:
+            return self._guarded(partial(self._to_its_end, work), _LIMITS_OF_CHANGE)
+        except RegistryUnavailable as error:
+            if not self._turn.may_be_made:
+                raise
+            self._begin_doubt()
+            raise ChangeInDoubt(self.lost) from error
+        finally:
+            self.changes += 1
+
+    def _change_apart(self, work: Callable[[Connection], T]) -> T:
+        try:
+            return self._guarded(work)
+        finally:
+            self.changes += 1
+
+    def _begin_doubt(self) -> None:
+        if not self.in_doubt:
+            self.in_doubt = True
+            log.warning("registry_in_doubt")
+
+    def _to_its_end(self, work: Callable[[Connection], T], connection: Connection) -> T:
+        if self.in_doubt:
+            raise RegistryUnavailable(_IN_DOUBT)
+        result = work(connection)
+        self._turn.may_be_made = True  # from here on only the end of the transaction is missing
+        return result
+
+    def _guarded(self, work: Callable[[Connection], T], limits: str = _LIMITS) -> T:
         self._refuse_if_lost()
         try:
-            try:
-                result = self._in_transaction(partial(self._limited, work))
-            finally:
-                self.changes += 1
+            result = self._in_transaction(partial(self._limited, work, limits))
         except DatabaseError as error:
             if _sqlite_code(error) in _DAMAGED:
                 raise RegistryUnavailable(
@@ -269,7 +358,7 @@ class Database:
 
     def _check(self) -> None:
         self.lost = (
-            self._in_transaction(partial(self._limited, self._other_tables))
+            self._in_transaction(partial(self._limited, self._other_tables, _LIMITS))
             if self._path is None
             else self._other_file(self._path)
         )
@@ -290,22 +379,23 @@ class Database:
             return "the tables of the registry were replaced by others"
         return None
 
-    def _limited(self, work: Callable[[Connection], T], connection: Connection) -> T:
-        """`work`, with a limit of the server for each statement, and only while its caller waits:
-        what was refused is not made afterwards over another connection.
+    def _limited(self, work: Callable[[Connection], T], limits: str, connection: Connection) -> T:
+        """`work`, with limits of the server for each statement and between them, and only while its
+        caller waits: what was refused is not made afterwards over another connection.
 
-        Such a limit of the connection would be lost behind a pooler.
+        Such limits of the connection would be lost behind a pooler.
         """
         if self._path is not None:
             return work(connection)
         self._refuse_if_late()
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout TO {_STATEMENT_LIMIT_MS}")
+        connection.exec_driver_sql(limits).close()
         result = work(connection)
         self._refuse_if_late()
         return result
 
     def _refuse_if_late(self) -> None:
-        if time.monotonic() >= self._until_s:
+        if time.monotonic() >= self._turn.until_s:
+            self._turn.may_be_made = False
             raise RegistryUnavailable
 
     def _in_transaction(self, work: Callable[[Connection], T]) -> T:
@@ -313,6 +403,8 @@ class Database:
             with self._engine.begin() as connection:
                 return work(connection)
         except DatabaseError as error:
+            if _is_rolled_back(error):
+                self._turn.may_be_made = False
             raise refused(error, self._engine.dialect.name) from error
 
 
@@ -394,8 +486,7 @@ def refused(error: DatabaseError, database: str) -> Exception:
     if _is_duplicate(error):
         return RegistryUnavailable(
             "the database that holds topics, groups and schedules has an entry of this name that "
-            "this service does not know: another program made it, or the service did, and the "
-            "answer was lost; start the service again"
+            "this service does not know: another program made it; start the service again"
         )
     is_away = isinstance(error, OperationalError) or error.connection_invalidated
     return RegistryUnavailable() if database != "sqlite" and is_away else error
@@ -406,9 +497,29 @@ def _sqlite_code(error: DatabaseError) -> int | None:
     return None if extended is None else int(extended) & 0xFF
 
 
+def _is_rolled_back(error: DatabaseError) -> bool:
+    """Did PostgreSQL answer that the transaction is over without its change?"""
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return state.startswith(_ROLLED_BACK) and not error.connection_invalidated
+
+
 def _is_duplicate(error: DatabaseError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", None)
     return code in _DUPLICATES or getattr(error.orig, "sqlstate", None) == _UNIQUE_VIOLATION
+
+
+def _wait_for_changes(connection: Connection) -> None:
+    connection.exec_driver_sql(_WAIT_FOR_CHANGES).close()
+
+
+def _overwrite_what_failed(connection: Connection) -> None:
+    """Write a page of the file of SQLite.
+
+    Where the disk refused a transaction at its end, the write-ahead log may have it, and a crash
+    would bring back what is not read now. The next one takes its place.
+    """
+    version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA user_version = {1 - version}")
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

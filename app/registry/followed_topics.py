@@ -85,7 +85,7 @@ class FollowedTopics(KnownTopics):
             return await asyncio.to_thread(self._read_copy, self._file)
         database = Database(self._url.render_as_string(hide_password=False))
         try:
-            return await database.run(_topics_in)
+            return await database.read(_topics_in)
         finally:
             await database.aclose()
 

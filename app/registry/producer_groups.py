@@ -56,11 +56,15 @@ class ProducerGroups:
 
     async def open(self) -> None:
         """Raises CannotOpen where a secret was encrypted with a key that is not there."""
-        for row in await self._database.run(
-            lambda connection: rows(connection, select(producer_groups))
-        ):
-            group = self._from_row(row)
-            self._groups[group.producer_group] = group
+        stored = select(producer_groups)
+        found = await self._database.read(lambda connection: rows(connection, stored))
+        groups = [self._from_row(row) for row in found]
+        self._groups = {group.producer_group: group for group in groups}
+
+    async def reload(self) -> None:
+        """Read again what a change that is in doubt may have made of them."""
+        async with self._changing:
+            await self.open()
 
     def get(self, name: str) -> ProducerGroup:
         """Raises UnknownProducerGroup, ReservedName, InvalidRequest."""

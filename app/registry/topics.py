@@ -1,8 +1,8 @@
 """The topics: rows in SQL, all of them in memory too, and made known to the store."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Literal
 
@@ -18,8 +18,10 @@ from app.registry.tables import topics as table
 from app.registry.topic_uses import TopicUses
 from storage.clock import Clock
 from storage.errors import (
+    ChangeInDoubt,
     InvalidRequest,
     MessagingError,
+    RegistryUnavailable,
     ReservedName,
     TopicExists,
     TopicInUse,
@@ -52,6 +54,29 @@ class TopicSchema(msgspec.Struct, frozen=True, kw_only=True):
     json: str
 
 
+class DeletionInDoubt:
+    """In the place of the schema of a topic that may have been deleted: no message is taken, which
+    would be gone with it.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self._topic = topic
+
+    def check(self, body: bytes, *, pointer: str) -> None:
+        """Raises RegistryUnavailable."""
+        raise self.refusal()
+
+    def refusal(self) -> RegistryUnavailable:
+        return RegistryUnavailable(
+            f"it is not known yet whether topic {self._topic} was deleted, as the database that "
+            "holds topics, groups and schedules did not answer; messages of other topics are not "
+            "affected"
+        )
+
+
+BodyCheck = PayloadSchema | RefusedSchema | DeletionInDoubt
+
+
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of a topic as created, or as last changed."""
 
@@ -71,7 +96,7 @@ class Topic:
     def __init__(
         self,
         settings: TopicSettings,
-        payload_schema: PayloadSchema | RefusedSchema | None,
+        payload_schema: BodyCheck | None,
         *,
         created_at_ms: int,
         revision: int,
@@ -83,7 +108,7 @@ class Topic:
     def adopt(
         self,
         settings: TopicSettings,
-        payload_schema: PayloadSchema | RefusedSchema | None,
+        payload_schema: BodyCheck | None,
         *,
         revision: int,
     ) -> None:
@@ -99,6 +124,16 @@ class Topic:
     @property
     def name(self) -> str:
         return self.settings.topic
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """May it have been deleted?"""
+        return isinstance(self.payload_schema, DeletionInDoubt)
+
+    def refuse_in_doubt(self) -> None:
+        """Raise RegistryUnavailable where it may have been deleted."""
+        if isinstance(self.payload_schema, DeletionInDoubt):
+            raise self.payload_schema.refusal()
 
     @property
     def queues(self) -> Sequence[QueueId]:
@@ -185,15 +220,7 @@ class Topics(KnownTopics):
 
         `found`: topics that a broker has left. One that is known gets its queues.
         """
-        for values in await self._database.run(lambda connection: rows(connection, select(table))):
-            created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
-            topics = self._deleting if values.pop("is_being_deleted") else self._topics
-            settings = msgspec.convert(values, TopicSettings)
-            schema = self._stored_schema(settings)
-            topics[settings.topic] = Topic(
-                settings, schema, created_at_ms=created_at_ms, revision=revision
-            )
-            await self._store.create_topic(settings.topic, queue_count=settings.queues)
+        await self._load()
         stored = await self._store.topics()
         for name, settings in found.items():
             await self._take_over(settings, stored.get(name, 0))
@@ -212,6 +239,34 @@ class Topics(KnownTopics):
                     )
                 )
                 log.warning("topic_taken_back", topic=name, queues=queue_count)
+
+    async def reload(self) -> None:
+        """Read again what a change that is in doubt may have made of them."""
+        async with self._creating:
+            await self._load()
+            self.on_changed()
+
+    async def _load(self) -> None:
+        found = await self._database.read(lambda connection: rows(connection, select(table)))
+        # One that is being deleted and has no row any more stays: its deletion may be under way,
+        # and would take the row of another topic of the name at its end.
+        for values in found:
+            created_at_ms, revision = values.pop("created_at_ms"), values.pop("revision")
+            is_being_deleted = values.pop("is_being_deleted")
+            settings = msgspec.convert(values, TopicSettings)
+            name = settings.topic
+            topic = self._topics.get(name) or self._deleting.get(name)
+            if topic is None or topic.revision != revision or topic.is_in_doubt:
+                await self._store.create_topic(name, queue_count=settings.queues)
+                schema = self._stored_schema(settings)
+                if topic is None:
+                    topic = Topic(settings, schema, created_at_ms=created_at_ms, revision=revision)
+                topic.adopt(settings, schema, revision=revision)
+            if is_being_deleted or name in self._deleting:
+                self._deleting[name] = topic
+                self._topics.pop(name, None)
+            else:
+                self._topics[name] = topic
 
     async def _take_over(self, settings: TopicSettings, stored_queues: int) -> None:
         """Create a topic that a broker has left, or add its queues to one that is known."""
@@ -319,7 +374,7 @@ class Topics(KnownTopics):
         self,
         topic: Topic,
         settings: TopicSettings,
-        schema: PayloadSchema | RefusedSchema | None,
+        schema: BodyCheck | None,
     ) -> None:
         """Change the settings of a topic; its new revision is one more."""
         revision = topic.revision + 1
@@ -339,33 +394,44 @@ class Topics(KnownTopics):
         """The topics whose deletion was begun and has not ended, ordered by name."""
         return sorted(self._deleting)
 
-    def using(self, names: Collection[str]) -> AbstractAsyncContextManager[None]:
+    @asynccontextmanager
+    async def using(self, names: Collection[str]) -> AsyncIterator[None]:
         """Keep these topics from being deleted while something is stored that names them.
 
-        Whether they exist: ask inside.
+        Whether they exist: ask inside. Raises RegistryUnavailable where one may have been deleted.
         """
-        return self._uses.using(names)
+        async with self._uses.using(names):
+            # Only now: it may have waited for the deletion that is in doubt.
+            for name in names:
+                if name in self._topics:
+                    self._topics[name].refuse_in_doubt()
+            yield
 
     def begin_use(self, name: str) -> bool:
         """Begin a use of a topic that exists, as `using` does, until `end_use`. False if it is
-        being deleted.
+        being deleted, or may have been.
         """
-        return self._uses.begin((name,))
+        return not self._topics[name].is_in_doubt and self._uses.begin((name,))
 
     def end_use(self, name: str) -> None:
         self._uses.end((name,))
 
     async def begin_deletion(self, name: str, check: Callable[[Topic], Awaitable[None]]) -> None:
-        """Make the topic unknown, after a restart too. Raises as `get`.
+        """Make the topic unknown, after a restart too. Raises as `get`, and ChangeInDoubt.
 
         `check` may refuse by raising: what it finds to name the topic is all there is. The topic is
         known until its deletion is on disk: else a client could get 404 and find it again after a
         crash.
         """
         async with self._creating, self._uses.closed(name):
-            await check(self.get(name))
+            topic = self.get(name)
+            await check(topic)
             note = update(table).where(table.c.topic == name).values(is_being_deleted=True)
-            await self._database.run(lambda connection: connection.execute(note))
+            try:
+                await self._database.run(lambda connection: connection.execute(note))
+            except ChangeInDoubt:
+                topic.payload_schema = DeletionInDoubt(name)  # until `reload`
+                raise
             self._deleting[name] = self._topics.pop(name)
             self.on_changed()
 

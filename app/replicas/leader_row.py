@@ -29,11 +29,11 @@ class LeaderRow:
 
         Raises RegistryUnavailable.
         """
-        return await self._database.run(_read)
+        return await self._database.read(_read)
 
     async def change(self, change: Callable[[Leader], Leader | None]) -> Leader | None:
         """Change the entry, as `LeaderEntry.change` does."""
-        return await self._database.run(lambda connection: _change(connection, change))
+        return await self._database.run_apart(lambda connection: _change(connection, change))
 
 
 def _read(connection: Connection) -> Leader:

@@ -105,6 +105,12 @@ class AuditReports:
                 )
         self._work_on()
 
+    async def reload(self) -> None:
+        """Take up a report whose row may have been made, though the answer was lost."""
+        for report in await self._rows.load():
+            self._reports.setdefault(report.report_id, report)
+        self._work_on()
+
     async def stop(self) -> None:
         """Stop a running report; it restarts at the next start."""
         if self._working is not None:

@@ -1,15 +1,20 @@
 """The service whose registry stands on a PostgreSQL server, which may be away."""
 
+import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import create_engine, text
 
 from tests.support.http import assert_problem, ok, until
+from tests.support.losing_link import Loss
 from tests.support.replica import Node, know_each_other
 from tests.support.server import Server
 
@@ -97,7 +102,7 @@ def test_a_topic_that_the_service_does_not_know_is_refused_with_what_to_do_and_t
     engine = create_engine(url)
     with service(tmp_path, url) as server, server.client() as api:
         ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
-        with engine.begin() as other:  # as a change does whose answer is lost
+        with engine.begin() as other:
             other.execute(text("UPDATE topics SET topic = 'bills'"))
 
         refused = api.post("/v1/topics", json={"topic": "bills"})
@@ -108,6 +113,219 @@ def test_a_topic_that_the_service_does_not_know_is_refused_with_what_to_do_and_t
         server.start()
         assert ok(api.get("/v1/topics/bills"))
     engine.dispose()
+
+
+def test_a_change_of_any_kind_whose_answer_is_lost_is_known_as_soon_as_the_database_answers(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    with (
+        postgresql.link() as link,
+        service(tmp_path, link.url(url)) as server,
+        server.client() as api,
+    ):
+
+        def in_doubt(send: Callable[[], httpx.Response], is_known: Callable[[], bool]) -> None:
+            before = server.log().count("registry_read_again")
+            link.lose(Loss.ANSWER)
+            refused = assert_problem(send(), 503, "registry_unavailable")
+            assert "may have been made" in refused["detail"]
+            assert not is_known()
+            assert server.log().count("registry_in_doubt") == before + 1
+            link.mend()
+            until(lambda: server.log().count("registry_read_again") > before, "it is read again")
+            assert is_known()
+
+        def is_there(path: str, **fields: object) -> bool:
+            answer = api.get(path)
+            return answer.status_code == 200 and answer.json() == answer.json() | fields
+
+        def is_gone(path: str) -> bool:
+            return api.get(path).status_code == 404
+
+        def items(path: str) -> list[Any]:
+            return ok(api.get(path))["items"]
+
+        orders, group, producers = "/v1/topics/orders", "/v1/groups/billing", "/v1/producer-groups"
+        in_doubt(
+            lambda: api.post("/v1/topics", json={"topic": "orders", "queues": 1}),
+            lambda: is_there(orders, queues=1),
+        )
+        ok(api.post(f"{orders}/messages", json={"payload": "x"}), 201)
+        in_doubt(lambda: api.patch(orders, json={"queues": 3}), lambda: is_there(orders, queues=3))
+        ok(api.post(f"{orders}/messages", json={"payload": "x"}), 201)
+        subscribed = {"topics": [{"topic": "orders"}]}
+        in_doubt(lambda: api.put(group, json=subscribed), lambda: is_there(group))
+        assert len(receive(api)) == 2
+        in_doubt(
+            lambda: api.put(group, json=subscribed | {"max_attempts": 3}),
+            lambda: is_there(group, max_attempts=3),
+        )
+        in_doubt(lambda: api.delete(group), lambda: is_gone(group))
+        ok(api.put(group, json=subscribed | {"start": "earliest"}), 201)
+        assert len(receive(api)) == 2, "it begins as a new one"
+        in_doubt(
+            lambda: api.put(f"{producers}/shop", json={"check_mode": "poll"}),
+            lambda: is_there(f"{producers}/shop"),
+        )
+        cron = {"topic": "orders", "cron": "@yearly", "message": {"payload": "x"}}
+        schedules = "/v1/schedules?kind=cron&state=scheduled"
+        in_doubt(lambda: api.post("/v1/schedules", json=cron), lambda: len(items(schedules)) == 1)
+        (made,) = items(schedules)
+        in_doubt(
+            lambda: api.delete(f"/v1/schedules/{made['schedule_id']}"),
+            lambda: not items(schedules),
+        )
+        in_doubt(
+            lambda: api.post("/v1/audit/reports", json={}),
+            lambda: len(items("/v1/audit/reports")) == 1,
+        )
+        ok(api.post(f"{orders}/messages", json={"payload": "x"}), 201)
+
+
+def receive(api: httpx.Client) -> list[Any]:
+    asked = {"max_messages": 10, "wait_ms": 1_000}
+    return ok(api.post("/v1/groups/billing/receive", json=asked))["messages"]
+
+
+def test_a_topic_whose_deletion_is_in_doubt_takes_no_message_and_is_deleted_without_a_new_request(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    with (
+        postgresql.link() as link,
+        service(tmp_path, link.url(url)) as server,
+        server.client() as api,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        ok(api.post("/v1/topics", json={"topic": "bills"}), 201)
+        ok(api.put("/v1/producer-groups/shop", json={"check_mode": "poll"}), 201)
+        sends = senders_to(api, "orders")
+        for send in sends:
+            assert send().is_success
+
+        link.lose(Loss.ANSWER)
+        refused = api.delete("/v1/topics/orders", params={"force": True})
+        assert (
+            "may have been made" in assert_problem(refused, 503, "registry_unavailable")["detail"]
+        )
+
+        for send in sends:
+            detail = assert_problem(send(), 503, "registry_unavailable")["detail"]
+            assert "whether topic orders was deleted" in detail
+        line = json.dumps({"message": {"payload": "x"}})
+        streamed = api.post("/v1/topics/orders/messages/stream", content=line)
+        assert json.loads(streamed.text)["status"] == 503
+        ok(api.post("/v1/topics/bills/messages", json={"payload": "x"}), 201)
+        link.mend()
+        until(lambda: '"topic_deleted"' in server.log(), "it is deleted")
+        assert_problem(sends[0](), 404, "topic_not_found")
+        new = ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+
+        server.kill()
+        server.start()
+        assert ok(api.get("/v1/topics/orders")) == new
+
+
+def test_a_request_that_waited_for_a_deletion_is_refused_when_that_comes_to_be_in_doubt(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    with (
+        postgresql.link() as link,
+        service(tmp_path, link.url(url)) as server,
+        server.client() as api,
+        ThreadPoolExecutor() as threads,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        ok(api.put("/v1/producer-groups/shop", json={"check_mode": "poll"}), 201)
+
+        def ask(method: str, path: str, **fields: Any) -> httpx.Response:
+            with server.client() as own:
+                return own.request(method, path, **fields)
+
+        link.lose(Loss.SILENCE)
+        deletion = threads.submit(ask, "DELETE", "/v1/topics/orders")
+        link.wait_until_lost()
+        message = {"payload": "x"}
+        waiting = [
+            threads.submit(ask, method, path, json=fields)
+            for method, path, fields in (
+                ("POST", "/v1/topics/orders/messages", message | {"delay_ms": 3_600_000}),
+                (
+                    "POST",
+                    "/v1/transactions",
+                    {
+                        "producer_group": "shop",
+                        "messages": [{"topic": "orders", "message": message}],
+                    },
+                ),
+                (
+                    "POST",
+                    "/v1/schedules",
+                    {"topic": "orders", "cron": "@yearly", "message": message},
+                ),
+                ("PUT", "/v1/groups/billing", {"topics": [{"topic": "orders"}]}),
+            )
+        ]
+        assert_problem(deletion.result(), 503, "registry_unavailable")
+
+        for one in waiting:
+            detail = assert_problem(one.result(), 503, "registry_unavailable")["detail"]
+            assert "whether topic orders was deleted" in detail
+        link.mend()
+        until(lambda: '"topic_deleted"' in server.log(), "it is deleted")
+
+
+def senders_to(api: httpx.Client, topic: str) -> list[Callable[[], httpx.Response]]:
+    """All ways to store a message for the topic."""
+    message = {"payload": "x"}
+    of_topic, numbers = f"/v1/topics/{topic}", count()
+    return [
+        lambda: api.post(f"{of_topic}/messages", json=message),
+        lambda: api.post(
+            f"{of_topic}/messages", json=message, headers={"Idempotency-Key": str(next(numbers))}
+        ),
+        lambda: api.post(f"{of_topic}/messages/batch", json={"entries": [{"message": message}]}),
+        lambda: api.post(f"{of_topic}/messages", json=message | {"delay_ms": 3_600_000}),
+        lambda: api.post(f"{of_topic}/messages/raw", content=b"x"),
+        lambda: api.post(
+            "/v1/transactions",
+            json={"producer_group": "shop", "messages": [{"topic": topic, "message": message}]},
+        ),
+        lambda: api.post(f"{of_topic}/requests", json={"message": message, "timeout_ms": 60_000}),
+        lambda: api.post(
+            f"{of_topic}/events",
+            content=b"x",
+            headers={
+                "ce-specversion": "1.0",
+                "ce-id": str(next(numbers)),
+                "ce-source": "/shop",
+                "ce-type": "sale",
+            },
+        ),
+    ]
+
+
+def test_a_topic_whose_deletion_was_lost_before_the_database_had_it_takes_messages_again(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    with (
+        postgresql.link() as link,
+        service(tmp_path, link.url(url)) as server,
+        server.client() as api,
+    ):
+        topic = ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        link.lose(Loss.COMMIT)
+        assert_problem(api.delete("/v1/topics/orders"), 503, "registry_unavailable")
+        (send, *_) = senders_to(api, "orders")
+        assert_problem(send(), 503, "registry_unavailable")
+        link.mend()
+        until(lambda: send().status_code == 201, "it is known to be there")
+        server.kill()
+        server.start()
+        assert ok(api.get("/v1/topics/orders")) == topic
 
 
 def test_machines_with_one_registry_hand_over_and_a_lost_one_is_replaced(postgresql, tmp_path):

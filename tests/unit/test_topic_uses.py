@@ -1,8 +1,9 @@
 """The deletion of a topic sees every change that names it, or comes before it."""
 
 import asyncio
+import sqlite3
 from collections.abc import Coroutine
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from app.registry.options import LimitOptions
 from app.registry.topic_uses import TopicUses
 from app.registry.topics import Topic, Topics, TopicSettings
 from storage.clock import SystemClock
-from storage.errors import StorageFull, UnknownTopic
+from storage.errors import StorageFull, TopicInUse, UnknownTopic
 from storage.memory import MemoryMessageStore
 
 
@@ -120,3 +121,24 @@ async def test_a_deletion_that_the_registry_refuses_leaves_the_topic_known(topic
     assert topics.being_deleted() == []
     async with topics.using(["orders"]):
         pass
+
+
+async def test_a_deletion_that_goes_on_while_the_topics_are_read_again_takes_no_row_of_a_new_topic(
+    topics, tmp_path
+):
+    settings = TopicSettings(topic="orders", retention_ms=86_400_000)
+    await topics.create(settings)
+    await topics.begin_deletion("orders", nothing)
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as other:
+        other.execute("DELETE FROM topics")  # the end of the deletion, whose answer is lost
+        other.commit()
+
+    await topics.reload()
+
+    with pytest.raises(TopicInUse):
+        await topics.create(settings)
+    await topics.end_deletion("orders")  # of a second request
+    await topics.create(settings)
+    await topics.reload()
+    assert topics.knows("orders")
+    assert topics.being_deleted() == []
