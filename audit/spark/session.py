@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -102,6 +103,7 @@ def _start(conf: SparkConf, *, is_standalone: bool) -> None:
     A setting is visible among the machine's processes, as an option of Java's. These values are
     not: Java runs by then.
     """
+    _start_java(conf)
     if not is_standalone:
         SparkContext.getOrCreate(conf)
         return
@@ -109,6 +111,17 @@ def _start(conf: SparkConf, *, is_standalone: bool) -> None:
         conf=conf,
         environment={key: value for key, value in os.environ.items() if key.startswith("AWS_")},
     )
+
+
+def _start_java(conf: SparkConf) -> None:
+    """Start the Java of all sessions of this process, unless it runs.
+
+    Once Java has said its port, it ends with this process. A stop (Ctrl-C) before that would leave
+    it behind: pyspark removes the folder in which Java is to say it, and Java then waits for a
+    caller for ever. So a thread starts Java, and a stop waits for the thread, two seconds or three.
+    """
+    with ThreadPoolExecutor(1) as starter:
+        starter.submit(SparkContext._ensure_initialized, conf=conf).result()
 
 
 def _settings(*, is_local: bool, is_short: bool) -> dict[str, str]:

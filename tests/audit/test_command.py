@@ -23,6 +23,7 @@ from audit.verdicts import FLAGS
 from tests.audit.test_page import report as kept_report
 from tests.support.builders import message
 from tests.support.commands import audits
+from tests.support.http import until
 from tests.support.logs import broker_record
 from tests.support.planted import FLAGGED, plant
 from tests.support.written_log import Transactions, WrittenLog
@@ -185,6 +186,46 @@ def test_a_run_that_is_stopped_ends_without_a_traceback_and_leaves_nothing(
     assert not (tmp_path / "report.json").exists()
     left = {path.name for path in scratch.iterdir()}
     assert left <= {"hsperfdata_root"}
+
+
+@pytest.mark.faults
+def test_a_run_that_is_stopped_while_java_starts_leaves_no_java_behind(tmp_path):
+    plant(tmp_path / "store", times=1)
+    scratch = scratch_of(tmp_path)
+    running = subprocess.Popen(
+        [ESCROWMQ, "audit", "run", "--log", "store", "--master", "local[1]"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    until(lambda: has_java(running.pid), "Java starts")
+
+    os.kill(running.pid, signal.SIGINT)
+    _, complained = running.communicate(timeout=240)
+
+    assert (running.returncode, complained) == (130, "Stopped\n")
+    until(lambda: not processes_of(running.pid), "Java has ended")
+
+
+def processes_of(session: int) -> list[str]:
+    """The command lines of the processes in this session."""
+    listed = subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-s", str(session)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return listed.stdout.splitlines()
+
+
+def has_java(session: int) -> bool:
+    """Report whether the Java of Spark has started, after the one that finds its command line."""
+    return any(
+        "deploy.SparkSubmit" in line and "java" in line.split()[0] and "launcher.Main" not in line
+        for line in processes_of(session)
+    )
 
 
 STOPPED_AS_ITS_SESSION_BEGINS = """
