@@ -137,7 +137,8 @@ async def test_a_change_that_has_not_ended_is_waited_for_and_the_leader_does_not
 
 def until_one_waits(url: str) -> None:
     """For a lock, at the server."""
-    engine = create_engine(url)
+    # each look a transaction of its own: within one the view stays as it was
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
     waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
     with engine.connect() as connection:
         until(lambda: connection.scalar(waiting), "a connection waits for a lock")
