@@ -221,6 +221,25 @@ def test_the_groups_that_are_furthest_behind_come_first(page, api, make_topic):
     assert first.split("\t")[:2] == [name, "3"]
 
 
+def test_a_group_with_the_name_of_what_every_object_has_changes_no_figure_of_others(
+    page, api, topic
+):
+    ok(api.post(f"/v1/topics/{topic}/messages", json={"json": 1}), 201)
+    names = ("__proto__", "constructor")
+    for name in names:
+        ok(api.put(f"/v1/groups/{name}", json={"topics": [{"topic": topic}]}), 201)
+
+    text = shown(page, "groups", "All, by name")
+
+    furthest, by_name = text.split("All, by name")
+    for name in names:
+        assert f"{name}\t1\t" in furthest
+        assert f"{name}\t{topic}\t1\t" in by_name
+    assert page.run("return Object.keys(Object.prototype).length + ('messages_ready' in {})") == 0
+    for name in names:
+        assert api.delete(f"/v1/groups/{name}").status_code == 204
+
+
 def test_every_command_that_is_shown_works_or_waits_for_a_word_of_the_operator(
     page, api, topic, undecided
 ):

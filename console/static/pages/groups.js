@@ -25,7 +25,7 @@ export async function list({ reader, query }) {
       el("h1", {}, "Consumer groups"),
       await section("Most messages ready", async () => furthest(await figures)),
       await section("All, by name", async () =>
-        byName(reader, query, await figures.catch(() => ({}))),
+        byName(reader, query, await figures.catch(() => new Map())),
       ),
     ],
     isLive: true,
@@ -33,7 +33,7 @@ export async function list({ reader, query }) {
 }
 
 function furthest(figures) {
-  const behind = Object.entries(figures)
+  const behind = [...figures]
     .filter(([, figure]) => figure.messages_ready)
     .sort(([, one], [, other]) => other.messages_ready - one.messages_ready)
     .slice(0, FURTHEST);
@@ -49,7 +49,7 @@ async function byName(reader, query, figures) {
   return [
     table(
       [GROUP, ["Topics", (one) => one.topics.map(({ topic }) => topic).join(", ")], ...FIGURES],
-      items.map((one) => ({ ...one, ...figures[one.group] })),
+      items.map((one) => ({ ...one, ...figures.get(one.group) })),
       "There is no consumer group yet.",
     ),
     next("groups", [], query, next_page_token),
@@ -65,15 +65,16 @@ const FIGURES = [
   ["Dead letters", (one) => count(one.dead_letters) ?? "", "number"],
 ];
 
-/** The figures of each group that has metrics, by its name. */
+/** The figures of each group that has metrics, by its name, which may be `__proto__`. */
 function figuresOf(metrics) {
-  const figures = {};
+  const figures = new Map();
   for (const [, name, group, value] of metrics.matchAll(
     /^escrowmq_group_(\w+)\{group="([^"]+)"\} (\S+)$/gm,
   )) {
-    (figures[group] ??= {})[name] = Number(value);
+    if (!figures.has(group)) figures.set(group, {});
+    figures.get(group)[name] = Number(value);
   }
-  for (const figure of Object.values(figures)) {
+  for (const figure of figures.values()) {
     const seconds = figure.oldest_ready_age_seconds;
     if (seconds !== undefined && figure.messages_ready) figure.oldest_ready_age_ms = 1000 * seconds;
   }
