@@ -46,7 +46,7 @@ class LosingLink:
         self._listener.close()
 
     def url(self, url: str) -> str:
-        """That of a database of the server, over the link."""
+        """The URL of a database of the server, over the link."""
         port = self._listener.getsockname()[1]
         over = make_url(url).set(host="127.0.0.1", port=port, query={})
         return over.render_as_string(hide_password=False)

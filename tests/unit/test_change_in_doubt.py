@@ -63,7 +63,7 @@ def added(name: str):
 
 
 class Reader:
-    """What a service knows of the topics: what it has read last."""
+    """The names of the topics, as the service has read them last."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
