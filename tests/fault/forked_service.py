@@ -7,10 +7,10 @@ finishes a deletion meets them too.
 
 import os
 import signal
-import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from app.topic_deletions import TopicDeletions
 from cli import serve
 from storage.files.vfs import OsVfs
 from tests.fault.kill_between import Point, Watched
+from tests.support.server import reserved_port
 
 STEPS = frozenset(
     "begin_deletion delete_topic rollback cancel unsubscribe end_topic end_deletion".split()
@@ -129,9 +130,9 @@ class Service:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = int(free.getsockname()[1])
+        reserved = reserved_port()
+        weakref.finalize(self, reserved.close)  # it is started again and again, at the same address
+        self._port = int(reserved.getsockname()[1])
         self.url = f"http://127.0.0.1:{self._port}"
         self._pid = 0
         self._pipe = -1

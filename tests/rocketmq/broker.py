@@ -212,13 +212,10 @@ class Broker:
         while True:
             upper = reserved_port()
             port = int(upper.getsockname()[1])
-            lower = socket.socket()
-            lower.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                lower.bind(("127.0.0.1", port - 2))
+                lower = reserved_port(port - 2)
             except OSError:
                 upper.close()
-                lower.close()
                 continue
             self._ports += [upper, lower]
             return port

@@ -28,16 +28,22 @@ _START_SECONDS = 120  # of patience, as on a busy machine
 _STOP_SECONDS = 60
 
 
-def reserved_port() -> socket.socket:
-    """A port of loopback that is nobody else's while this socket is open.
+def reserved_port(port: int = 0) -> socket.socket:
+    """A port of loopback that no other program is given while this socket is open.
 
-    It never listens: whoever asks for this very port beside it gets it (Linux; SO_REUSEADDR on
-    both), and nobody is given it by chance, neither for a server of his own nor for the near end of
-    a connection.
+    `port`: this very one, OSError if it is in use or reserved; 0 is one that is free.
+
+    It never listens: a server that asks for this very port beside it gets it (Linux; SO_REUSEADDR
+    on both), and no program is given it by chance, neither for a server of its own nor for the near
+    end of a connection. It is bound before it allows others, so that no port is reserved twice.
     """
     holder = socket.socket()
+    try:
+        holder.bind(("127.0.0.1", port))
+    except OSError:
+        holder.close()
+        raise
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    holder.bind(("127.0.0.1", 0))
     return holder
 
 
