@@ -109,6 +109,10 @@ class FaultyVfs:
         self._plan("remove", path)
         self._inner.remove(path)
 
+    def remove_directory(self, path: PurePath) -> None:
+        self._plan("remove_directory", path)
+        self._inner.remove_directory(path)
+
     def sync_directory(self, path: PurePath) -> None:
         self._plan("sync_directory", path)
         self._inner.sync_directory(path)

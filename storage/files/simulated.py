@@ -476,6 +476,12 @@ class SimulatedDisk:
         self.operate()
         self._folder(path.parent).change(path.name, None)
 
+    def remove_directory(self, path: PurePath) -> None:
+        if self.list_directory(path):
+            raise OSError(errno.ENOTEMPTY, "simulated", str(path))
+        self.operate()
+        del self._folders[path]  # durable at once, as it was made
+
     def sync_directory(self, path: PurePath) -> None:
         self.take_descriptor()  # of the folder, which is closed again
         self.open_files -= 1
@@ -507,4 +513,5 @@ class SimulatedDisk:
         try:
             return self._folders[path]
         except KeyError:
-            raise FileNotFoundError(str(path)) from None
+            kind = NotADirectoryError if self.exists(path) else FileNotFoundError
+            raise kind(str(path)) from None

@@ -160,6 +160,9 @@ class Vfs(Protocol):
 
     def remove(self, path: PurePath) -> None: ...
 
+    def remove_directory(self, path: PurePath) -> None:
+        """Remove a folder, which is empty: else OSError. Durable once its parent is synced."""
+
     def sync_directory(self, path: PurePath) -> None:
         """Return once the names in the folder are on disk."""
 
@@ -394,6 +397,9 @@ class OsVfs:
 
     def remove(self, path: PurePath) -> None:
         os.unlink(path)
+
+    def remove_directory(self, path: PurePath) -> None:
+        os.rmdir(path)
 
     def sync_directory(self, path: PurePath) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

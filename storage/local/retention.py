@@ -22,8 +22,8 @@ from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.files.segments import Segment
 from storage.local.deriver import Deriver
-from storage.local.index.key_index_file import IndexFile
-from storage.local.lanes.runner import Lane
+from storage.local.lanes.runner import InLane, Lane
+from storage.local.leftovers import Leftovers
 from storage.local.log.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.queues import group_offsets, queue_ends
@@ -47,10 +47,6 @@ _SAMPLES = 60
 
 T = TypeVar("T")
 log = structlog.get_logger()
-
-
-class InLane(Protocol):
-    async def __call__(self, lane: Lane, job: Callable[[], T]) -> T: ...
 
 
 class InReadLane(Protocol):
@@ -85,7 +81,6 @@ class Retention:
         self._log = files.log
         self._segments = files.segments
         self._queues = files.recovered.queues
-        self._queue_files = files.queue_files
         self._queue_check = files.queue_check
         self._key_index = files.key_index
         self._deriver = deriver
@@ -111,15 +106,7 @@ class Retention:
         # the same; since when, on the monotonic clock, it is known to be complete
         self._seen_ms: dict[int, int] = {}
         self._damaged_heads: set[int] = set()
-        # What is left of a crash in the middle, or of another process: looked for once.
-        self._to_clean: dict[ConsumeQueue, None] = dict.fromkeys(
-            queue for queue in self._queues if queue.first
-        )
-        self._deleted_topics: dict[str, None] = dict.fromkeys(
-            queue.topic for queue, _ in self._queues.deleted
-        )
-        self._index_files: list[IndexFile] = []
-        self._clean_after_round = 0
+        self._leftovers = Leftovers(files, deriver, in_lane)
         self.refuses_new = refuses(
             self._policy, used_ratio=self._space.used_ratio, refused_before=False
         )
@@ -143,7 +130,7 @@ class Retention:
         removing = frozenset(self._removing)
         await self._in_lane(Lane.READ, lambda: self._check_log(removing))
         await self._look_at_disk(now_ms)
-        await self._clean()
+        await self._leftovers.remove()
         newest_ms = await self._in_lane(
             Lane.READ, lambda: self._newest_of_segments(now_ms, ahead_ms)
         )
@@ -173,7 +160,7 @@ class Retention:
         """Drop the segments before this place; return how many. For a log that is another's: what
         of them still counts was written again there.
         """
-        await self._clean()
+        await self._leftovers.remove()
         end = min(first_offset, self._deriver.thorough_end)
         going = [segment for segment in list(self._segments)[:-1] if segment.end_offset <= end]
         if going:
@@ -182,8 +169,7 @@ class Retention:
 
     def topic_deleted(self, topic: str) -> None:
         """Remove its queue files with a later run."""
-        self._deleted_topics[topic] = None
-        self._clean_after_round = self._deriver.thorough_begun
+        self._leftovers.add_topic(topic)
 
     async def expired_segments(
         self, now_ms: int, *, keep_ms: int, ahead_ms: int
@@ -339,7 +325,7 @@ class Retention:
             queue = self._queues.find(queue_id)
             if queue is not None and first > queue.first:
                 queue.first = first
-                self._to_clean[queue] = None
+                self._leftovers.add_before_first(queue)
         for number, segment in enumerate(going):
             if number and self._delete_pause_ms:
                 # freeing gigabytes at once holds up the syncs of others
@@ -361,10 +347,9 @@ class Retention:
                     file=segment.path.name,
                     used_ratio=self._space.used_ratio,
                 )
-        self._index_files += await self._in_lane(
-            Lane.DERIVE, lambda: self._key_index.forget_before(border)
+        self._leftovers.add_index_files(
+            await self._in_lane(Lane.DERIVE, lambda: self._key_index.forget_before(border))
         )
-        self._clean_after_round = self._deriver.thorough_begun
 
     def _first_kept(self, queues: Sequence[ConsumeQueue], border: int) -> Mapping[QueueId, int]:
         """For each queue the first message that is stored at or behind the border, or its end. Read
@@ -385,42 +370,3 @@ class Retention:
         )
         if messages:
             await self._append(messages)
-
-    # ----------------------------------------------------------------------------------------------
-    # cleaning
-
-    async def _clean(self) -> None:
-        """Remove the files of derived tables that lead to nothing any more, once no snapshot names
-        them.
-        """
-        is_anything = self._to_clean or self._index_files or self._deleted_topics
-        if not is_anything or self._deriver.thorough_ended <= self._clean_after_round:
-            return
-        index_files = self._index_files
-        queues = [queue for queue in self._to_clean if self._queues.find(queue.id) is queue]
-        # One that was created again since then goes on in the files that it has: its entries lie
-        # behind those of before.
-        deleted = [topic for topic in self._deleted_topics if not self._queues.count(topic)]
-
-        def remove() -> None:
-            for topic in deleted:
-                self._queue_files.remove(topic)
-            for queue in queues:
-                self._queue_files.drop_before(queue.id, queue.first)
-            self._key_index.remove(index_files)
-
-        def close() -> None:
-            for file in index_files:
-                file.close()
-
-        to_clean, all_deleted = self._to_clean, self._deleted_topics
-        # what comes while the lane removes is for the next run
-        self._to_clean, self._index_files, self._deleted_topics = {}, [], {}
-        try:
-            await self._in_lane(Lane.DERIVE, remove)
-        except BaseException:
-            self._to_clean = to_clean | self._to_clean
-            self._index_files = index_files + self._index_files
-            self._deleted_topics = all_deleted | self._deleted_topics
-            raise
-        await self._in_lane(Lane.READ, close)

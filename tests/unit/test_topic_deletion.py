@@ -5,6 +5,7 @@ retention and lost derived files.
 import asyncio
 import errno
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from random import Random
 
@@ -22,6 +23,7 @@ from storage.message import QueueId
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
+QUEUES = ROOT / "consumequeue"
 GONE, KEPT = QueueId("gone", 1), QueueId("kept", 0)
 OPTIONS = LocalStoreOptions(
     segment_bytes=16_384,
@@ -153,7 +155,7 @@ def test_the_queue_files_of_a_deleted_topic_go_once_no_snapshot_needs_them():
         store = await open_store(world)
         await fill(store)
         await asyncio.sleep(1)
-        folder = ROOT / "consumequeue" / "gone" / "1"
+        folder = QUEUES / "gone" / "1"
         assert world.disk.list_directory(folder)
 
         await store.delete_topic("gone")
@@ -162,8 +164,42 @@ def test_the_queue_files_of_a_deleted_topic_go_once_no_snapshot_needs_them():
         await asyncio.sleep(1)
         await store.expire(world.clock.wall_ms(), nothing)
 
-        assert not world.disk.list_directory(folder)
+        assert not world.disk.exists(QUEUES / "gone")
         await check_gone(store)
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
+def test_the_queue_files_of_deleted_topics_go_however_often_topics_are_deleted():
+    async def life(world: World) -> None:
+        store = await open_store(world, replace(OPTIONS, snapshot_interval_ms=500))
+        for number in range(5):
+            topic = f"gone-{number}"
+            await store.create_topic(topic, queue_count=1)
+            await store.append([message(queue=QueueId(topic, 0))])
+            await asyncio.sleep(1)
+            await store.delete_topic(topic)
+            await store.expire(world.clock.wall_ms(), nothing)
+
+        left = [name for name in world.disk.list_directory(QUEUES) if name.startswith("gone")]
+        assert left == ["gone-4"]
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
+def test_what_another_program_has_in_the_folder_of_a_deleted_topic_stays():
+    async def life(world: World) -> None:
+        store = await open_store(world)
+        await fill(store)
+        await asyncio.sleep(1)
+        world.disk.open(QUEUES / "gone" / "note", create=True).close()
+        await store.delete_topic("gone")
+        await asyncio.sleep(1)
+        await store.expire(world.clock.wall_ms(), nothing)
+
+        assert world.disk.list_directory(QUEUES / "gone") == ["note"]
 
     with World(SimulatedDisk(), 1) as world:
         world.call(life(world))
@@ -191,7 +227,7 @@ def test_queue_files_that_could_not_be_removed_go_with_the_next_run():
         fails = False
         await store.expire(world.clock.wall_ms(), nothing)
 
-        assert world.disk.list_directory(ROOT / "consumequeue" / "gone" / "1") == []
+        assert not world.disk.exists(QUEUES / "gone")
 
     with World(SimulatedDisk(), 1) as world:
         world.vfs = FaultyVfs(world.disk, plan)
@@ -222,7 +258,7 @@ def test_the_files_of_a_topic_that_is_deleted_while_others_are_removed_go_with_t
         await store.expire(world.clock.wall_ms(), nothing)
 
         for queue in (first, second):
-            assert world.disk.list_directory(ROOT / "consumequeue" / queue.topic / "0") == []
+            assert not world.disk.exists(QUEUES / queue.topic)
 
     with World(SimulatedDisk(), 1) as world:
         world.call(main())
@@ -323,7 +359,7 @@ def test_entries_that_are_being_made_again_bring_no_file_of_a_deleted_topic_back
     kind, is_created_again
 ):
     """A repair, or a mending, is between two of its steps as the topic goes with its files."""
-    folder = ROOT / "consumequeue" / "gone" / "1"
+    folder = QUEUES / "gone" / "1"
     path = folder / file_name(0)
 
     async def fill_log(world: World) -> None:
@@ -351,13 +387,13 @@ def test_entries_that_are_being_made_again_bring_no_file_of_a_deleted_topic_back
         await store.append([message(queue=KEPT)])
         await asyncio.sleep(1)
         await store.expire(world.clock.wall_ms(), nothing)
-        assert world.disk.list_directory(folder) == []
+        assert not world.disk.exists(folder)
         if is_created_again:
             await store.create_topic("gone", queue_count=2)
         for _ in steps:
             pass
 
-        assert world.disk.list_directory(folder) == []
+        assert not world.disk.exists(folder)
         await store.aclose()
 
     with World(SimulatedDisk(), 1) as world:
@@ -375,7 +411,7 @@ def test_a_reader_that_waits_for_a_repair_as_its_topic_is_deleted_and_made_again
 
     async def read(world: World) -> None:
         store = await open_store(world)
-        world.disk.fail_reads(ROOT / "consumequeue" / "gone" / "1" / file_name(0), 0, 1)
+        world.disk.fail_reads(QUEUES / "gone" / "1" / file_name(0), 0, 1)
         world.runner.hold_up(Lane.DERIVE, seconds=1)
         reading = asyncio.ensure_future(store.read(GONE, 0, max_messages=1, max_bytes=1))
         await asyncio.sleep(0.5)

@@ -52,6 +52,12 @@ class Runner(Protocol):
         """
 
 
+class InLane(Protocol):
+    """Runs a job in a lane; returns or raises what it does."""
+
+    async def __call__(self, lane: Lane, job: Callable[[], T]) -> T: ...
+
+
 class FailingRunner:
     """A runner for parts that fail together: the first call of a turn, a timer or a report that
     raises ends them all.

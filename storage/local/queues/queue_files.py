@@ -4,6 +4,7 @@ Only entries of records that are durable are written, so the files never say mor
 derive lane writes files, the read lane reads.
 """
 
+import errno
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
@@ -227,13 +228,29 @@ class QueueFiles:
             self._vfs.sync_directory(folder)
 
     def remove(self, topic: str) -> None:
-        """Remove the files of a deleted topic; their folders stay. Derive lane only."""
+        """Remove the folder of a deleted topic, but for what other programs have there. Derive lane
+        only.
+        """
         of_topic = self._directory / topic
-        for number in self._vfs.list_directory(of_topic) if self._vfs.exists(of_topic) else ():
+        if not self._vfs.exists(of_topic):
+            return
+        for number in self._vfs.list_directory(of_topic):
             folder = of_topic / number
-            for name in self._vfs.list_directory(folder):
+            for name in self._names(folder):
                 self._forget(folder / name)
                 self._vfs.remove(folder / name)
+            self._remove_folder(folder)
+        self._remove_folder(of_topic)
+        self._vfs.sync_directory(self._directory)
+
+    def _remove_folder(self, folder: PurePath) -> None:
+        try:
+            self._vfs.remove_directory(folder)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
             self._vfs.sync_directory(folder)
 
     def write(self, unflushed: Unflushed) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Awaitable, Callable
 
 from storage.local.lanes.rate_limit import RateLimit
-from storage.local.lanes.runner import Lane
-from storage.local.retention import InLane
+from storage.local.lanes.runner import InLane, Lane
 from storage.local.verify.verification import StoreVerification
 from storage.store_status import VerifyStep
 

@@ -18,9 +18,8 @@ from storage.files.segments import Segments
 from storage.files.unreadable import FailingPages
 from storage.files.vfs import Vfs, is_disk_full
 from storage.local.lanes.rate_limit import RateLimit
-from storage.local.lanes.runner import Lane
+from storage.local.lanes.runner import InLane, Lane
 from storage.local.options import LocalStoreOptions
-from storage.local.retention import InLane
 from storage.local.scrub.scrub_pass import ScrubPass, ScrubStep, Settled
 from storage.local.snapshot_files import SnapshotFiles
 from storage.local.verify import scope as scopes
