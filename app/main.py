@@ -324,8 +324,10 @@ async def _not_routed(request: AsgiRequest, error: Exception) -> NoReturn:
 
 def _methods(request: AsgiRequest) -> list[str]:
     """The methods of all routes with this path: the framework names those of the first one only."""
+    # A mount has taken its own path for the root of what is below it; the routes know the whole.
+    scope = {**request.scope, "root_path": request.scope.get("app_root_path", "")}
     found: set[str] = set()
     for route in request.app.routes:
-        if route.matches(request.scope)[0] is not Match.NONE:
+        if route.matches(scope)[0] is not Match.NONE:
             found |= getattr(route, "methods", None) or {"GET"}
     return sorted(found | ({"HEAD"} if "GET" in found else set()))

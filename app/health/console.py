@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import APIRouter
 from starlette.responses import RedirectResponse, Response
-from starlette.staticfiles import StaticFiles
+
+from app.health.static_files import WholeFiles
 
 router = APIRouter(include_in_schema=False)
 
@@ -25,8 +26,8 @@ _RULES = {
 }
 
 
-class _Files(StaticFiles):
-    """Static files with the rules above."""
+class _Files(WholeFiles):
+    """The files of a folder, with the rules above."""
 
     async def get_response(self, path: str, scope: MutableMapping[str, Any]) -> Response:
         response = await super().get_response(path, scope)

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, RedirectResponse
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.staticfiles import StaticFiles
 
 from app.encoding import codec
+from app.health.static_files import WholeFiles
 from app.life.life import Life, role_of
 from app.openapi import document as openapi
 from app.problems import PROBLEMS, Refusal
@@ -18,7 +18,7 @@ from app.problems import PROBLEMS, Refusal
 router = APIRouter(include_in_schema=False)
 
 # Swagger UI comes with a package, so that the page works on a machine without internet.
-ASSETS = StaticFiles(directory=str(files("fastapi_offline").joinpath("static")))
+ASSETS = WholeFiles(directory=str(files("fastapi_offline").joinpath("static")))
 
 # A page in a frame of another page would take clicks that were meant for that one.
 _NOT_FRAMED = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY"}

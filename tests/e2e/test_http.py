@@ -330,6 +330,8 @@ def test_the_head_of_everything_that_can_be_got_can_be_asked_for(api, topic):
         "/metrics",
         "/docs",
         "/ui/",
+        "/ui/main.js",
+        "/docs/assets/favicon.png",
         "/openapi.json",
         "/v1/topics",
         f"/v1/topics/{topic}",
@@ -344,12 +346,63 @@ def test_the_head_of_everything_that_can_be_got_can_be_asked_for(api, topic):
     assert api.head("/v1/transactions/x/commit").status_code == 405
 
 
+@pytest.mark.parametrize("path", ["/ui/", "/ui/main.js", "/docs/assets/favicon.png"])
+def test_a_static_file_is_always_sent_whole_whatever_range_is_asked_for(api, path):
+    whole = api.get(path)
+    assert whole.headers["accept-ranges"] == "none"
+
+    for asked in (
+        "bytes=0-3",
+        "bytes=999999999-",
+        "bytes=0-1,3-4",
+        "bytes=5-2",
+        "bytes=a-b",
+        "lines=1-2",
+        "nonsense",
+    ):
+        for method, body in (("GET", whole.content), ("HEAD", b"")):
+            answer = api.request(method, path, headers={"Range": asked})
+            assert (answer.status_code, answer.content) == (200, body), (method, asked)
+            assert answer.headers["content-length"] == whole.headers["content-length"]
+            assert "content-range" not in answer.headers
+
+
+@pytest.mark.parametrize("path", ["/ui/", "/ui/main.js", "/docs/assets/favicon.png"])
+def test_a_static_file_that_the_client_has_is_304_and_any_other_is_sent(api, path):
+    known = api.get(path).headers
+    tag, stored = known["etag"], known["last-modified"]
+    early = "Thu, 01 Jan 1970 00:00:00 GMT"
+
+    for status, given in (
+        (304, {"If-None-Match": tag}),
+        (304, {"If-None-Match": f"W/{tag}"}),
+        (304, {"If-None-Match": f'"another", {tag}'}),
+        (304, {"If-None-Match": "*"}),
+        (304, {"If-None-Match": tag, "If-Modified-Since": early}),
+        (304, {"If-None-Match": tag, "Range": "bytes=0-3"}),
+        (304, {"If-Modified-Since": stored}),
+        (200, {"If-None-Match": '"another"'}),
+        (200, {"If-None-Match": '"another"', "If-Modified-Since": stored}),
+        (200, {"If-Modified-Since": early}),
+        (200, {"If-Modified-Since": "nonsense"}),
+    ):
+        for method in ("GET", "HEAD"):
+            answer = api.request(method, path, headers=given)
+            assert (answer.status_code, answer.headers["etag"]) == (status, tag), (method, given)
+            assert (answer.content != b"") == (method == "GET" and status == 200)
+
+
 def test_405_names_every_method_of_the_path(api, topic):
     for path, methods in (
         ("/v1/topics", "GET, HEAD, POST"),
         ("/v1/groups/billing/offsets", "GET, HEAD, PUT"),
         (f"/v1/topics/{topic}", "DELETE, GET, HEAD, PATCH, PUT"),
         (f"/v1/topics/{topic}/messages", "POST"),
+        ("/docs", "GET, HEAD"),
+        ("/ui/", "GET, HEAD"),
+        ("/ui/main.js", "GET, HEAD"),
+        ("/ui/pages/nothing.js", "GET, HEAD"),
+        ("/docs/assets/swagger-ui.css", "GET, HEAD"),
     ):
         for method in {"DELETE", "OPTIONS"}.difference(methods.split(", ")):
             answer = api.request(method, path)
