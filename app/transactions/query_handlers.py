@@ -35,7 +35,7 @@ _LOG_END = 1 << 62
     checks_access=True,
     query=ListTransactionsQuery,
     answers={200: TransactionPage},
-    problems=["invalid_page_token", "record_corrupt"],
+    problems=["invalid_page_token", "record_corrupt", "reserved_topic"],
 )
 async def list_(services: Services, call: Call, query: ListTransactionsQuery) -> Reply:
     """List transactions. In the order in which they were begun. A key for some groups gets
@@ -45,6 +45,8 @@ async def list_(services: Services, call: Call, query: ListTransactionsQuery) ->
     now_ms = services.clock.wall_ms()
     begun_before_ms = now_ms - query.older_than_ms
     group, token, page_size = query.producer_group, query.page_token, query.page_size
+    if group is not UNSET:
+        services.producer_groups.check_name(group)
     business_key = None if query.business_key is UNSET else query.business_key
 
     def is_wanted(transaction: txn.Transaction) -> bool:

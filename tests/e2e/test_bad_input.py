@@ -132,6 +132,14 @@ NAMED = (
     ("GET", "/v1/groups/{name}/offsets"),
     ("PUT", "/v1/groups/{name}/offsets"),
 )
+NAMED_IN_QUERY = (
+    ("/v1/transactions", "producer_group"),
+    ("/v1/messages?key=k", "topic"),
+    ("/v1/topics/{topic}/queues/0/messages?offset=0", "group"),
+    ("/v1/schedules", "topic"),
+    ("/v1/groups/billing/offsets", "topic"),
+    ("/v1/tasks", "group"),
+)
 BODIES = {
     "messages": MESSAGE,
     "batch": {"entries": [{"message": MESSAGE}]},
@@ -196,6 +204,17 @@ def named() -> Iterator[Case]:
                 status=404,
                 code="route_not_found",
             )
+
+
+def named_in_query() -> Iterator[Case]:
+    for path, parameter in NAMED_IN_QUERY:
+        for name in (*RESERVED, *HOSTILE, ""):
+            target = f"{path}{'&' if '?' in path else '?'}{parameter}={quote(name, safe='')}"
+            shown = f"GET {path} {parameter} {name[:20]!r}"
+            if name in RESERVED:
+                yield Case(shown, "GET", target, code="reserved_topic")
+            else:
+                yield Case(shown, "GET", target, pointer=f"/query/{parameter}")
 
 
 def nulls() -> Iterator[Case]:
@@ -950,7 +969,7 @@ def nonsense() -> Iterator[Case]:
 
 
 CASES = [
-    *named(), *nulls(), *unknown(), *texts(), *properties(), *messages(), *batches(), *begins(),
+    *named(), *named_in_query(), *nulls(), *unknown(), *texts(), *properties(), *messages(), *batches(), *begins(),
     *topics(), *raws(), *queries(),
     *schedules(), *checks(), *offsets(), *types(), *routes(), *nonsense(),
 ]  # fmt: skip
