@@ -73,13 +73,13 @@ class Admission:
         if encoding.lower() not in ("identity", *GZIP) and has_body(headers):
             raise Refusal(
                 "unsupported_media_type",
-                f"content encoding {encoding[:100]} is not taken",
+                f"the content encoding {encoding[:100]} is not supported",
                 headers={"Accept-Encoding": "gzip, identity"},
             )
         if headers.get("transfer-encoding", "chunked").lower() != "chunked":
             raise Refusal(
                 "malformed_request",
-                "the one transfer encoding that is taken is chunked",
+                "the only supported transfer encoding is chunked",
                 headers={"Connection": "close"},
             )
         if has_limit and (content_length(headers) or 0) > self.max_body_bytes:
@@ -89,7 +89,7 @@ class Admission:
     def body_too_large(self) -> Refusal:
         """The refusal of a body over the limit."""
         limit = self.max_body_bytes
-        return too_large("bytes", limit, f"a body may have {limit} bytes")
+        return too_large("bytes", limit, f"the body must have at most {limit} bytes")
 
     def _access_of(self, authorization: str) -> Access | None:
         """Permissions of the key; None where it is not known.

@@ -123,7 +123,7 @@ def call_of(operation: Operation, host: Host, incoming: Incoming, body: bytes) -
     if query and operation.query is None:
         name = next(iter(query))[:100]
         raise invalid_field(
-            f"/query/{name}", "unknown_field", f"the operation takes no query parameter {name}"
+            f"/query/{name}", "unknown_field", f"the operation has no query parameter {name}"
         )
     return Call(
         body,
@@ -201,14 +201,14 @@ def _check_length(length: int, limit: RequestLimit) -> None:
 
 
 def query_of(query_string: bytes) -> dict[str, str]:
-    """The parameters of a query. Raises Refusal where one stands twice."""
+    """The parameters of a query. Raises Refusal where one is given twice."""
     query: dict[str, str] = {}
     for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
         if name in query:
             raise invalid_field(
                 f"/query/{name[:100]}",
                 "not_allowed",
-                f"the query parameter {name[:100]} stands twice",
+                f"the query parameter {name[:100]} is given twice",
             )
         query[name] = value
     return query
@@ -300,7 +300,7 @@ def refusal_of(error: Exception, *, path: str, request_id: str) -> Refusal:
         return as_refusal(error)
     if is_out_of_files(error):
         log.warning("too_many_open_files", request_id=request_id, path=path)
-        return Refusal("overloaded", "as many files are open as may be")
+        return Refusal("overloaded", "the limit of open files is reached")
     if isinstance(error, Unreadable):  # any other EIO, as of a write, is no such thing
         log.warning("data_unreadable", request_id=request_id, path=path, error=str(error))
         return Refusal("overloaded", _UNREADABLE)

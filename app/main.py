@@ -90,8 +90,8 @@ A request body has at most 16 MiB and 100,000 JSON values and is nested at most 
 may be compressed (`Content-Encoding: gzip`, at most 100 to 1), and counts as it was before. A value
 in `json` is stored as UTF-8, without white space and needless escapes and otherwise as it was sent.
 Longer answers come as gzip where `Accept-Encoding` says so. Unknown fields and query parameters are
-refused; of a name that stands twice in an object the last one counts. `null` is never sent and
-never taken (but inside `json`), times are RFC 3339 in UTC, durations are whole milliseconds.
+refused; where an object has a name twice, the last one counts. `null` is never sent and is
+refused (but inside `json`), times are RFC 3339 in UTC, durations are whole milliseconds.
 """
 
 TAGS = [

@@ -127,7 +127,7 @@ class TopicDeletions:
                     use = await self.use_of(topic)
                     if use.is_any and not force:
                         raise TopicInUse(
-                            f"topic {name} is in use; with force=true that ends",
+                            f"topic {name} is in use: end its uses, or use force=true",
                             uses={field: str(value) for field, value in use._asdict().items()},
                         )
 

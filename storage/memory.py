@@ -530,4 +530,4 @@ def _place(message: StoredMessage) -> int:
 def _check(durability: Durability | None) -> None:
     """Raises InvalidRequest."""
     if durability is Durability.REPLICATED:
-        raise InvalidRequest("replicated cannot be had: one machine has each message")
+        raise InvalidRequest("replicated is not available: messages are stored on one machine only")

@@ -237,7 +237,7 @@ class TransactionCoordinator:
         transaction = await self.get(transaction_id)
         found = await recall.as_of(self._store, transaction, at_ms)
         if found is None:
-            raise UnknownTransaction(f"transaction {transaction_id} was begun later than that")
+            raise UnknownTransaction(f"transaction {transaction_id} was begun after that time")
         return found
 
     async def history(self, transaction_id: str) -> list[Event]:

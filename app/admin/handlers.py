@@ -131,7 +131,9 @@ async def flush_store(services: Services, _: Call) -> Reply:
     try:
         while not (await asyncio.wait({flushing}, timeout=_LOOK_AGAIN_S))[0]:
             if services.replicas.lacks_copies:
-                raise NotEnoughCopies("too few replicas are connected to have all that is stored")
+                raise NotEnoughCopies(
+                    "too few replicas are connected to sync all stored messages to"
+                )
     finally:
         flushing.cancel()
     synced_offset = flushing.result()

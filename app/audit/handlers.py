@@ -74,7 +74,7 @@ async def create(services: Services, call: Call, given: AuditReportInput) -> Rep
     key, fingerprint = call.idempotency_key, await call.fingerprint()
     begun_from_ms, begun_to_ms = _time(given.from_, "/from"), _time(given.to, "/to")
     if begun_from_ms is not None and begun_to_ms is not None and begun_from_ms > begun_to_ms:
-        raise invalid_field("/to", "out_of_range", "it is earlier than `from`")
+        raise invalid_field("/to", "out_of_range", "`to` must not be before `from`")
     if given.producer_group is not UNSET:
         services.producer_groups.check_name(given.producer_group)
     report, is_repeated = services.reports.made_before(key, fingerprint), True
@@ -323,7 +323,7 @@ def _kind_of_finding(given: str) -> str:
         raise invalid_field(
             "/query/verdict",
             "not_allowed",
-            f"findings are {', '.join(KINDS_OF_FINDINGS)}",
+            f"a verdict is one of {', '.join(KINDS_OF_FINDINGS)}",
         )
     return given
 

@@ -196,7 +196,7 @@ async def _half(services: Services, queue_offset: int) -> list[StoredMessage]:
     except OffsetExpired:
         return []
     except OffsetBeyondEnd:
-        raise Backpressure("its messages are not on disk yet") from None
+        raise Backpressure("the messages of the transaction are not on disk yet") from None
 
 
 def _log_begin(services: Services) -> int:

@@ -132,7 +132,7 @@ class BodyShare:
         """Count bytes that have come. Raises Refusal overloaded where they go beyond the budget."""
         budget, body_bytes = self._budget, self._body_bytes + byte_count
         if byte_count and not budget.takes(byte_count, is_small=body_bytes <= SMALL_BYTES):
-            raise Refusal("overloaded", "bodies under way take as much memory as they may")
+            raise Refusal("overloaded", "the limit of memory for request bodies is reached")
         budget.body_bytes += byte_count
         self._body_bytes = body_bytes
 

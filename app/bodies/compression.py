@@ -66,7 +66,7 @@ class Inflater:
         piece = self._checked_piece()
         is_last = self._is_over and not self._waiting and not self._holds_more
         if is_last and not self._decoder.eof:
-            raise Refusal("malformed_request", "the gzip body is cut short")
+            raise Refusal("malformed_request", "the gzip body is incomplete")
         return {"type": "http.request", "body": piece, "more_body": not is_last}
 
     def _checked_piece(self) -> bytes:
@@ -80,7 +80,7 @@ class Inflater:
             raise too_large(
                 "gzip_ratio",
                 self._max_ratio,
-                f"a gzip body may have {self._max_ratio} times as many bytes when decompressed",
+                f"a gzip body must decompress to at most {self._max_ratio} times its bytes",
             )
         self._holds_more = len(piece) == _PIECE_BYTES and not self._decoder.eof
         return piece

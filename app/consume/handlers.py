@@ -130,7 +130,10 @@ async def _look(asked: _Receive) -> Reply | Waiting:
     rules = services.consumer_groups.get(group).rules
     services.consumer_groups.check_not_pushed(group)
     if not rules.subscriptions:
-        raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
+        raise Refusal(
+            "unsupported_combination",
+            f"group {group} reads no topic: PUT the group with its topics",
+        )
     try:
         found = await services.delivery.receive(group, rules, request)
     except NoRoom as full:
@@ -279,13 +282,15 @@ def _check_member(services: Services, group: str, given: AckInput) -> None:
     """
     if given.member_id is UNSET:
         if given.generation is not UNSET:
-            raise invalid_field("/generation", "not_allowed", "generation goes with member_id")
+            raise invalid_field(
+                "/generation", "not_allowed", "generation is only allowed with member_id"
+            )
         return
     members = services.members.of_group(group)
     if given.member_id not in members.members or (
         given.generation is not UNSET and given.generation < members.generation
     ):
-        raise Fenced(f"member {given.member_id} does not own the queues that it knows any more")
+        raise Fenced(f"member {given.member_id} no longer owns all queues of its assignment")
 
 
 def _moved(refused: Sequence[Rejection], errors: Sequence[MessagingError | None]) -> Reply:

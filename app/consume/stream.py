@@ -50,7 +50,10 @@ async def stream(
     services.members.check_unused(group)
     services.consumer_groups.check_not_pushed(group)
     if not rules.subscriptions:
-        raise Refusal("unsupported_combination", f"group {group} reads no topics; PUT it with some")
+        raise Refusal(
+            "unsupported_combination",
+            f"group {group} reads no topic: PUT the group with its topics",
+        )
     options = StreamOptions(
         credit=query.credit,
         lease_ms=rules.lease_ms if query.lease_ms is UNSET else query.lease_ms,

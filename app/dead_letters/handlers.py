@@ -91,7 +91,7 @@ async def get(
     found = await services.delivery.dead_letters.find(group, message_id)
     if found is None:
         raise Refusal(
-            "message_not_found", f"message {message_id[:100]} is no dead letter of group {group}"
+            "message_not_found", f"message {message_id[:100]} is not a dead letter of group {group}"
         )
     shown = [found] if query.payload == "omit" else await opened_to_show([found], MAX_BODY_BYTES)
     return await call.answer_with(shown, lambda: _view(shown[0], query.payload))
@@ -161,13 +161,13 @@ def _wanted(given: RedriveInput) -> Wanted:
             raise invalid_field(
                 f"/{name}",
                 "not_allowed",
-                f"{name} goes with select=query, not with select={given.select}",
+                f"{name} is only allowed with select=query, not with select={given.select}",
             )
     if given.select != "ids" and given.message_ids is not UNSET:
         raise invalid_field(
             "/message_ids",
             "not_allowed",
-            f"message_ids goes with select=ids, not with select={given.select}",
+            f"message_ids is only allowed with select=ids, not with select={given.select}",
         )
     if given.select == "ids":
         if given.message_ids is UNSET:
@@ -186,7 +186,7 @@ def _wanted(given: RedriveInput) -> Wanted:
         raise invalid_field(
             "/select",
             "missing",
-            f"select=query needs at least one of {fields}; select=all takes every one",
+            f"select=query needs at least one of {fields}; select=all selects every dead letter",
         )
     return wanted
 

@@ -269,7 +269,7 @@ def _check_numbers(text: bytes) -> None:
 
 
 def _too_large_number() -> Refusal:
-    return Refusal("malformed_request", "a number is larger than a double holds")
+    return Refusal("malformed_request", "a number is outside the range of a double")
 
 
 def too_deep() -> Refusal:
@@ -351,7 +351,7 @@ def check_values(text: bytes, limit: int) -> None:
         deepest, level = _levels(piece, level)
         check_levels(deepest, 0)
         if found > limit:
-            raise too_large("values", limit, f"JSON in a body may have {limit} values")
+            raise too_large("values", limit, f"JSON in a body must have at most {limit} values")
 
 
 def _separators(text: bytes) -> int:

@@ -97,7 +97,9 @@ def check_values(data: bytes, limit: int) -> None:
             return
         found += more
         if found > limit:
-            raise too_large("values", limit, f"MessagePack in a body may have {limit} values")
+            raise too_large(
+                "values", limit, f"MessagePack in a body must have at most {limit} values"
+            )
 
 
 def decode(decoder: msgspec.msgpack.Decoder[T], data: bytes, *, max_values: int) -> T:

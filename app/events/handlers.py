@@ -60,7 +60,8 @@ async def publish(services: Services, call: Call, topic_name: str) -> Reply:
     if media_type.startswith("application/cloudevents") and media_type != reading.STRUCTURED:
         raise Refusal(
             "unsupported_media_type",
-            f"events are {reading.STRUCTURED}, {reading.BATCH}, or in binary mode",
+            f"the content type must be {reading.STRUCTURED}, {reading.BATCH} or, in binary mode, "
+            "that of the data",
         )
     if media_type == reading.STRUCTURED:
         event = await call.work(lambda: reading.read_structured(call.body, call.max_values))
@@ -136,7 +137,7 @@ async def _begin(
         except IdempotencyKeyReused:
             raise Refusal(
                 "idempotency_key_reused",
-                "an event of this source with this id was published before, with another content",
+                "an event with this source and id was published before, with other content",
                 context={"id": event.id[:_SHOWN], "source": event.source[:_SHOWN]},
             ) from None
         if before is not None:

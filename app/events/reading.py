@@ -94,7 +94,7 @@ def read_binary(headers: Mapping[str, str], body: bytes) -> Event:
         if header.startswith(HEADER):
             name, pointer = header.removeprefix(HEADER), f"/headers/{header}"
             if name == "datacontenttype":
-                raise invalid_field(pointer, "not_allowed", "the header Content-Type says it")
+                raise invalid_field(pointer, "not_allowed", "use the header Content-Type instead")
             attributes[name] = _checked_text(pointer, name, _unquoted(pointer, value))
     content_type = headers.get("content-type") or None
     _check(attributes, content_type, f"/headers/{HEADER}")
@@ -118,7 +118,7 @@ def _attribute(pointer: str, name: str, raw: bytes) -> str | None:
         return _checked_text(pointer, name, str(value))
     if not isinstance(value, str):
         raise invalid_field(
-            pointer, "wrong_type", f"{name} must be a text, a whole number or a boolean"
+            pointer, "wrong_type", f"{name} must be a string, a whole number or a boolean"
         )
     return _checked_text(pointer, name, value)
 
@@ -127,7 +127,7 @@ def _checked_text(pointer: str, name: str, value: str) -> str:
     """Raises Refusal."""
     if not NAME.fullmatch(name):
         raise invalid_field(
-            pointer, "invalid_format", "the name of an attribute is of a to z and 0 to 9"
+            pointer, "invalid_format", "an attribute name has only the characters a to z and 0 to 9"
         )
     if CONTROL.search(value):
         raise invalid_field(pointer, "invalid_format", f"{name} must have no control characters")
@@ -191,7 +191,9 @@ def _data(members: _Members, content_type: str | None, depth: int) -> tuple[byte
     """(the data, its media type). Raises Refusal."""
     if "data_base64" in members:
         if "data" in members:
-            raise invalid_field("/data", "not_allowed", "an event has data or data_base64")
+            raise invalid_field(
+                "/data", "not_allowed", "an event has data or data_base64, not both"
+            )
         try:
             text = _text.decode(members["data_base64"])
             return binascii.a2b_base64(text, strict_mode=True), content_type
@@ -204,5 +206,5 @@ def _data(members: _Members, content_type: str | None, depth: int) -> tuple[byte
         return codec.compact(raw, depth=depth + 1), content_type or JSON
     value = codec.read_json(raw, depth=depth + 1)
     if not isinstance(value, str):
-        raise invalid_field("/data", "wrong_type", f"data of type {content_type} must be a text")
+        raise invalid_field("/data", "wrong_type", f"data of type {content_type} must be a string")
     return value.encode("utf-8"), content_type

@@ -44,7 +44,11 @@ async def make_promise(service: NodeService, _: Call, given: PromiseInput) -> Re
     hand over.
     """
     if not names.is_valid_name(given.node):
-        raise invalid_field("/node", "invalid_format", "it is no name of a node")
+        raise invalid_field(
+            "/node",
+            "invalid_format",
+            "a node name is 1 to 127 letters, digits, '_', '-' or '.', with no leading dot",
+        )
     promising, promise = service.promising, Promise(given.epoch, given.node)
     try:
         await (promising.hand_over(promise) if given.hand_over else promising.promise(promise))
@@ -91,8 +95,8 @@ async def _promoted(service: NodeService, given: PromotionInput) -> LogPlace:
     if service.promote is None:
         raise Refusal(
             "not_promoted",
-            "it was not started with `escrowmq node`: stop it, and use `escrowmq replica promote "
-            "--data-dir`",
+            "the node was not started with `escrowmq node`: stop it, and use `escrowmq replica "
+            "promote --data-dir`",
         )
     try:
         return await service.promote(hand_over=given.hand_over, accept_loss=given.accept_loss)

@@ -181,7 +181,7 @@ async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     )
     if group is None:
         raise Refusal(
-            "unsupported_combination", f"group {name} has no push, so that it needs no secret"
+            "unsupported_combination", f"group {name} has no push, and so no signing secret"
         )
     return _answer(services, group, shows_secret=True)
 
@@ -267,7 +267,7 @@ def _check_conflicts(given: GroupInput, old: delivery.GroupRules) -> None:
     if conflicts:
         raise Refusal(
             "filter_conflict",
-            "without If-Match a PUT changes no filter and no start, and ends no subscription",
+            "a PUT without If-Match cannot change a filter or the start, or end a subscription",
             errors=conflicts,
         )
 
@@ -287,7 +287,9 @@ def _webhook(
     push = given.push
     if push is UNSET and (is_replaced or old is None):
         if secret is not None:
-            raise invalid_field("/signing_secret", "not_allowed", "signing_secret goes with push")
+            raise invalid_field(
+                "/signing_secret", "not_allowed", "signing_secret is only allowed with push"
+            )
         return None
     if push is UNSET:
         assert old is not None
@@ -305,7 +307,7 @@ def _webhook(
     if old.settings.url != settings.url and not is_replaced:
         raise Refusal(
             "check_conflict",
-            "without If-Match a PUT does not change where messages are pushed",
+            "a PUT without If-Match cannot change the URL that messages are pushed to",
             errors=[differs("/push/url", old.settings.url, settings.url, code="check_conflict")],
         )
     until_ms = services.clock.wall_ms() + services.signed_post.options.secret_overlap_ms

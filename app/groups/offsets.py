@@ -127,7 +127,9 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
     """
     services.consumer_groups.check_name(group)
     if given.member_id is UNSET and given.generation is not UNSET:
-        raise invalid_field("/generation", "not_allowed", "generation goes with member_id")
+        raise invalid_field(
+            "/generation", "not_allowed", "generation is only allowed with member_id"
+        )
     wanted = await checked_offsets(services, given.offsets)
     if given.member_id is not UNSET:
         generation = None if given.generation is UNSET else given.generation
@@ -208,10 +210,12 @@ async def _wanted(services: Services, given: ResetInput, topic: Topic) -> Mappin
     for field, goes_with in (("at", "time"), ("offset", "offset")):
         is_given = getattr(given, field) is not UNSET
         if is_given != (given.to == goes_with):
-            code, verb = ("not_allowed", "goes") if is_given else ("missing", "is needed")
+            code, verb = (
+                ("not_allowed", "is only allowed") if is_given else ("missing", "is needed")
+            )
             raise invalid_field(f"/{field}", code, f"{field} {verb} with to={goes_with}")
     if given.to == "offset" and given.queue_id is UNSET:
-        raise invalid_field("/queue_id", "missing", "an offset is one of a queue")
+        raise invalid_field("/queue_id", "missing", "queue_id is needed with to=offset")
     at_ms = 0 if given.at is UNSET else codec.parse_time(given.at, "/at")
     queues = (
         await services.store.queues(topic.name)
@@ -274,7 +278,7 @@ async def checked_offsets(services: Services, given: Sequence[OffsetInput]) -> d
             raise invalid_field(
                 f"/offsets/{index}",
                 "not_allowed",
-                f"queue {queue.number} of {queue.topic} stands twice",
+                f"queue {queue.number} of {queue.topic} is listed twice",
             )
         wanted[queue] = one.offset
     return wanted

@@ -23,7 +23,7 @@ def subscriptions_of(services: Services, given: Sequence[SubscriptionInput]) -> 
             raise refusal_of_field(error, f"/topics/{index}/topic") from error
         if one.topic in found:
             raise invalid_field(
-                f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} stands twice"
+                f"/topics/{index}/topic", "not_allowed", f"topic {one.topic} is listed twice"
             )
         if one.filter is UNSET:
             found[one.topic] = Subscription(one.topic)
@@ -54,7 +54,9 @@ def other_filters(given: Sequence[SubscriptionInput], old: GroupRules) -> list[F
 def start_at_ms(start: str | UnsetType, start_at: str | UnsetType) -> int | None:
     """The time at which a group starts. Raises Refusal where it does not go with `start`."""
     if (start == "time") != (start_at is not UNSET):
-        code, verb = ("missing", "is needed") if start == "time" else ("not_allowed", "goes")
+        code, verb = (
+            ("missing", "is needed") if start == "time" else ("not_allowed", "is only allowed")
+        )
         raise invalid_field("/start_at", code, f"start_at {verb} with start=time")
     return None if start_at is UNSET else codec.parse_time(start_at, "/start_at")
 

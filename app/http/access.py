@@ -95,7 +95,7 @@ class Access:
         if self.is_limited:
             raise Refusal(
                 "forbidden",
-                "the operation is not about single topics and groups, and the key is for some only",
+                "the key is limited to some topics or groups, and the operation is not",
             )
 
 

@@ -132,7 +132,7 @@ class Call(NamedTuple):
         if content_type != "application/json" and self.body:
             raise Refusal(
                 "unsupported_media_type",
-                f"the route takes application/json, not {content_type[:100]}",
+                f"the content type must be application/json, not {content_type[:100]}",
             )
         return self.body or b"{}"
 
@@ -216,12 +216,12 @@ class Call(NamedTuple):
 
         Raises Refusal revision_mismatch.
         """
-        now = "it does not exist" if revision is None else f'it has the ETag "{revision}"'
+        now = "nothing exists yet" if revision is None else f'the current ETag is "{revision}"'
         given = self.headers.get("if-match")
         if given is not None and (revision is None or not _names(given, f'"{revision}"')):
-            raise Refusal("revision_mismatch", f"If-Match does not hold: {now}")
+            raise Refusal("revision_mismatch", f"If-Match is not satisfied: {now}")
         if revision is not None and self.has_already(f'"{revision}"'):
-            raise Refusal("revision_mismatch", f"If-None-Match does not hold: {now}")
+            raise Refusal("revision_mismatch", f"If-None-Match is not satisfied: {now}")
 
     def has_already(self, etag: str) -> bool:
         """Does If-None-Match name it, so that the client has it or wants none to exist?"""

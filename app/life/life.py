@@ -48,5 +48,5 @@ def role_of(given: str) -> Role:
     """Raises Refusal."""
     role = _ROLES.get(given)
     if role is None:
-        raise invalid_field("/query/role", "not_allowed", "it is one of primary, replica")
+        raise invalid_field("/query/role", "not_allowed", "a role is one of primary, replica")
     return role

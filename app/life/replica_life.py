@@ -143,12 +143,14 @@ class ReplicaLife:
         follower = self._follower
         if not follower.is_connected:
             service = follower.primary or "its service"
-            detail = f"it is not connected to {service}: the log has the reason"
+            detail = f"the replica is not connected to {service}: its log file has the reason"
             raise Refusal("recovering", detail)
         if not follower.has_caught_up:
             behind = str(follower.behind_bytes)
             context = {"behind_bytes": behind}
-            raise Refusal("recovering", f"{behind} bytes of log are to come", context=context)
+            raise Refusal(
+                "recovering", f"the replica is {behind} bytes of log behind", context=context
+            )
         return {"follows": "ok"}
 
     def refuse_role(self, role: Role) -> None:

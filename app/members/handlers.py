@@ -280,16 +280,18 @@ def _request(services: Services, given: JoinInput, rules: GroupRules) -> deliver
     """Raises Refusal."""
     is_manual = given.strategy == "manual"
     if is_manual != (given.queues is not UNSET):
-        code, verb = ("missing", "are needed") if is_manual else ("not_allowed", "go")
+        code, verb = ("missing", "are needed") if is_manual else ("not_allowed", "are only allowed")
         raise invalid_field("/queues", code, f"queues {verb} with strategy manual")
     if given.room is not UNSET and given.strategy != "machine_room":
-        raise invalid_field("/room", "not_allowed", "room goes with strategy machine_room")
+        raise invalid_field(
+            "/room", "not_allowed", "room is only allowed with strategy machine_room"
+        )
     named = () if given.queues is UNSET else tuple(_queues(services, given.queues))
     topics = tuple(dict.fromkeys(one.topic for one in given.topics))
     for index, queue in enumerate(named):
         if queue.topic not in topics:
             raise invalid_field(
-                f"/queues/{index}/topic", "not_allowed", f"topics do not name {queue.topic}"
+                f"/queues/{index}/topic", "not_allowed", f"/topics does not list {queue.topic}"
             )
     return delivery.JoinRequest(
         client_id=check_text(given.client_id, "/client_id"),

@@ -63,7 +63,8 @@ def build(
         raise invalid_field(
             "/require_durability",
             "not_allowed",
-            "no replica has to have a message of this service (ESCROWMQ_REPLICA__COPIES is 1)",
+            "replicated is not available: messages are stored on this machine only "
+            "(ESCROWMQ_REPLICA__COPIES is 1)",
         )
     system = {}
     if given.ordering_key is not UNSET:
@@ -73,7 +74,7 @@ def build(
     key = _key(given)
     tag = None if given.tag is UNSET else check_text(given.tag, "/tag", spaces=False)
     if tag is not None and "|" in tag:
-        raise invalid_field("/tag", "invalid_format", "a tag has no |")
+        raise invalid_field("/tag", "invalid_format", "a tag must not contain |")
     own = {} if given.properties is UNSET else _own_properties(given)
     if traceparent is not None:
         own = {TRACEPARENT: traceparent, **own}
@@ -175,7 +176,7 @@ def _delay(given: MessageInput, topic: Topic, now_ms: int) -> _Delay | None:
             FieldError(f"/{name}", "not_allowed", f"only one of {', '.join(named)}")
             for name in named
         ]
-        raise Refusal("validation_failed", "a message has one delay at most", errors=errors)
+        raise Refusal("validation_failed", "a message has at most one delay", errors=errors)
     if given.deliver_at is not UNSET:
         due_ms = codec.parse_time(given.deliver_at, "/deliver_at")
         check_delay_limit(due_ms - now_ms, topic, "/deliver_at")
@@ -219,7 +220,7 @@ def _check_types(topic: Topic, transactional: bool, is_delayed: bool, is_ordered
 
 def _not_taken(topic: Topic, kind: MessageType) -> UnsupportedCombination:
     allowed = ", ".join(topic.settings.message_types)
-    return UnsupportedCombination(f"topic {topic.name} takes {allowed} messages, not {kind}")
+    return UnsupportedCombination(f"topic {topic.name} allows {allowed} messages, not {kind}")
 
 
 def _queue(given: MessageInput, topic: Topic) -> QueueId:

@@ -170,7 +170,7 @@ async def _find(reading: Reading, message_id: str) -> StoredMessage:
             )
     except CorruptRecord as damage:
         raise Refusal(
-            "record_corrupt", f"the message {message_id[:100]} may be in a damaged place"
+            "record_corrupt", f"the message {message_id[:100]} may be in a damaged part of the log"
         ) from damage
     if not found:
         raise Refusal("message_not_found", f"message {message_id[:100]} does not exist")

@@ -59,5 +59,7 @@ def form_of(media_type: str, forms: Mapping[str, Form]) -> Form:
     form = forms.get(media_type)
     if form is None:
         named = f"{next(iter(forms))} or {message_pack.MEDIA_TYPE}"
-        raise Refusal("unsupported_media_type", f"the route takes {named}, not {media_type[:100]}")
+        raise Refusal(
+            "unsupported_media_type", f"the content type must be {named}, not {media_type[:100]}"
+        )
     return form

@@ -70,9 +70,9 @@ async def query(reading: Reading, call: Call, query: QueryMessagesQuery) -> Repl
         call.access.check_unlimited()
         return await _at_offset(reading, call, query, query.log_offset)
     if query.topic is UNSET:
-        raise invalid_field("/query/topic", "missing", "the query has neither topic nor log_offset")
+        raise invalid_field("/query/topic", "missing", "topic and key, or log_offset, are needed")
     if query.key is UNSET:
-        raise invalid_field("/query/key", "missing", "the query has no key")
+        raise invalid_field("/query/key", "missing", "key is needed with topic")
     call.access.check_topic(query.topic)
     topic = reading.topics.get(query.topic)
     token = query.page_token
@@ -104,7 +104,7 @@ async def _at_offset(
     ):
         if value is not UNSET:
             raise invalid_field(
-                f"/query/{name}", "not_allowed", f"log_offset names one place, without {name}"
+                f"/query/{name}", "not_allowed", f"{name} is not allowed with log_offset"
             )
     token, kind = query.page_token, f"messages at {log_offset}"
     begin = 0 if token is UNSET else pages.decode_number_token(kind, token)

@@ -55,23 +55,23 @@ def body_of(given: PayloadInput, depth: int) -> tuple[bytes, str | None]:
             )
         if content_type is not None and content_type != JSON:
             raise invalid_field(
-                "/content_type", "not_allowed", f"the content type of json is {JSON}"
+                "/content_type", "not_allowed", f"with json the content type must be {JSON}"
             )
         if given.payload_encoding != "utf8":
             raise invalid_field(
-                "/payload_encoding", "not_allowed", "payload_encoding goes with payload"
+                "/payload_encoding", "not_allowed", "payload_encoding is only allowed with payload"
             )
         return codec.serialise(bytes(given.json), depth=depth), JSON
     if given.payload is UNSET:
         if isinstance(given, MADE):
             return _made_body(given.made, depth)
-        raise invalid_field("/payload", "missing", "a message has a payload or json")
+        raise invalid_field("/payload", "missing", "a message needs a payload or json")
     if isinstance(given.payload, bytes):  # of MessagePack
         if given.payload_encoding != "utf8":
             raise invalid_field(
                 "/payload_encoding",
                 "not_allowed",
-                "payload_encoding goes with a payload that is text",
+                "payload_encoding is only allowed with a payload that is a string",
             )
         return given.payload, content_type
     if given.payload_encoding == "utf8":
@@ -115,7 +115,7 @@ def check_text(value: str, pointer: str, *, spaces: bool = True) -> str:
     is_plain = value.isprintable() and (spaces or " " not in value)
     if not is_plain and (CONTROL if spaces else _CONTROL_OR_SPACE).search(value):
         what = "control characters" if spaces else "spaces or control characters"
-        raise invalid_field(pointer, "invalid_format", f"must be without {what}")
+        raise invalid_field(pointer, "invalid_format", f"must have no {what}")
     # one character is at most four bytes
     if len(value) > 63 and len(value.encode("utf-8")) > MAX_FIELD_BYTES:
         raise invalid_field(
@@ -140,7 +140,7 @@ def properties_of(given: PayloadInput) -> dict[str, str]:
         if properties.is_reserved(name):
             raise invalid_field(place, "not_allowed", "the property name is reserved")
         if CONTROL.search(value):
-            raise invalid_field(place, "invalid_format", "must be without control characters")
+            raise invalid_field(place, "invalid_format", "must have no control characters")
     return given.properties
 
 

@@ -84,7 +84,9 @@ def _filter_of(reading: Reading, topic: str, query: PullQuery) -> Filter:
     if query.group is UNSET:
         return compile_filter("tag", query.tag, pointer="/query/tag")
     if query.tag != "*":
-        raise invalid_field("/query/tag", "not_allowed", "there is a group, which has a filter")
+        raise invalid_field(
+            "/query/tag", "not_allowed", "tag is not allowed with group, which has its own filter"
+        )
     subscriptions = reading.subscriptions_of(query.group)
     if all(one.topic != topic for one in subscriptions):
         raise invalid_field(
@@ -168,8 +170,8 @@ async def _first_offset(
 ) -> int:
     if query.from_ is not UNSET:
         if query.offset is not UNSET:
-            errors = [FieldError("/query/from", "not_allowed", "there is an offset as well")]
-            raise Refusal("validation_failed", "say offset or from, not both", errors=errors)
+            errors = [FieldError("/query/from", "not_allowed", "from is not allowed with offset")]
+            raise Refusal("validation_failed", "give offset or from, not both", errors=errors)
         return (
             await find_offset_by_time(store, queue, codec.parse_time(query.from_, "/query/from"))
         )[0]

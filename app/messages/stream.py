@@ -232,7 +232,7 @@ class _Stream:
                 too_large(
                     "bytes",
                     self._max_line_bytes,
-                    f"a {self._form.unit} may have {self._max_line_bytes} bytes",
+                    f"a {self._form.unit} must have at most {self._max_line_bytes} bytes",
                 ),
             )
         entry_id: str | UnsetType = UNSET
@@ -247,7 +247,7 @@ class _Stream:
                 raise invalid_field(
                     "/id",
                     "missing",
-                    f"in a stream with an Idempotency-Key every {self._form.unit} has an id",
+                    f"in a stream with an Idempotency-Key every {self._form.unit} needs an id",
                 )
         except Refusal as refusal:
             return _refused(entry_id, refusal)

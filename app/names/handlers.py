@@ -152,6 +152,6 @@ def _check(node: str, given: NodeRegistration) -> None:
         if not names.is_valid_name(name):
             raise invalid_field(pointer, "invalid_format", _NAME_RULE)
     if given.url is not UNSET and not given.url.startswith(("http://", "https://")):
-        raise invalid_field("/url", "invalid_format", "it begins with http:// or https://")
+        raise invalid_field("/url", "invalid_format", "a URL must begin with http:// or https://")
     if given.topics is not UNSET and given.data_version is UNSET:
-        raise invalid_field("/data_version", "missing", "topics have a data_version")
+        raise invalid_field("/data_version", "missing", "data_version is needed with topics")

@@ -128,7 +128,7 @@ async def rotate_secret(services: Services, call: Call, name: str) -> Reply:
     if group is None:
         raise Refusal(
             "unsupported_combination",
-            f"producer group {name} has check_mode poll, which needs no secret",
+            f"producer group {name} has check_mode poll, and so no signing secret",
         )
     return _answer_with(services, group, shows_secret=True)
 
@@ -162,7 +162,8 @@ async def try_endpoint(services: Services, call: Call, name: str) -> Reply:
     if group.webhook.disabled_at_ms is not None:
         raise Refusal(
             "unsupported_combination",
-            "the endpoint said 410; put the producer group again to have it asked",
+            "the endpoint answered 410, which ended its checks: PUT the producer group to resume "
+            "them",
         )
     async with services.long_poll(call):
         cases = await services.tester.run(name)
@@ -274,7 +275,7 @@ def _webhook_settings(
         for field in ("check_url", "timeout_ms", "concurrency", "signing_secret"):
             if getattr(given, field) is not UNSET:
                 raise invalid_field(
-                    f"/{field}", "not_allowed", f"{field} goes with check_mode webhook"
+                    f"/{field}", "not_allowed", f"{field} is only allowed with check_mode webhook"
                 )
         return None
     if old is not None:
@@ -304,7 +305,7 @@ def _check_conflicts(given: ProducerGroupInput, old: WebhookSettings) -> None:
     if conflicts:
         raise Refusal(
             "check_conflict",
-            "without If-Match a PUT does not change where checks are sent",
+            "a PUT without If-Match cannot change where checks are sent",
             errors=conflicts,
         )
 

@@ -233,7 +233,7 @@ def _message(services: Services, call: Call, topic: Topic, given: MessageInput) 
             raise
         raise under(refusal, "/message") from None
     if properties.SCHEDULE_ID in message.system:
-        raise UnsupportedCombination("a request is not delayed: its deadline counts from now")
+        raise UnsupportedCombination("a request cannot be delayed: its timeout begins now")
     return message
 
 

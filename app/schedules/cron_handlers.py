@@ -135,7 +135,7 @@ async def occurrences(services: Services, item: CronItem, count: int) -> Reply:
         state = item.state.replace("_", " ")
         raise Refusal(
             "unsupported_combination",
-            f"schedule {item.schedule.schedule_id} is {state}, it has no times",
+            f"schedule {item.schedule.schedule_id} is {state}: it has no next times",
         )
     moments = await _upcoming(line, services.clock.wall_ms(), count)
     return reply(200, _occurrences(item.schedule.cron, item.schedule.time_zone, line, moments))
@@ -146,7 +146,7 @@ async def change(services: Services, call: Call, item: CronItem, given: Reschedu
         raise invalid_field(
             "/deliver_at",
             "not_allowed",
-            "the times of a cron schedule follow from cron and time_zone",
+            "a cron schedule has no deliver_at: change its cron or time_zone",
         )
     message = (
         None

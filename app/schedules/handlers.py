@@ -135,7 +135,7 @@ async def list_occurrences(
         await services.schedules.get(schedule_id)
         raise Refusal(
             "unsupported_combination",
-            f"schedule {schedule_id} is a message's, which has one time: deliver_at",
+            f"schedule {schedule_id} is of kind message: its one time is deliver_at",
         )
     return await cron_handlers.occurrences(services, cron, query.count)
 
@@ -175,10 +175,12 @@ async def change(services: Services, call: Call, schedule_id: str, given: Resche
     for name in ("cron", "time_zone", "message", "catch_up", "paused"):
         if getattr(given, name) is not UNSET:
             raise invalid_field(
-                f"/{name}", "not_allowed", f"{name} goes with a schedule of kind cron"
+                f"/{name}", "not_allowed", f"{name} is only allowed for a schedule of kind cron"
             )
     if given.deliver_at is UNSET:
-        raise invalid_field("/deliver_at", "missing", "a message is moved to a time")
+        raise invalid_field(
+            "/deliver_at", "missing", "deliver_at is needed for a schedule of kind message"
+        )
     due_ms = codec.parse_time(given.deliver_at, "/deliver_at")
     item = await services.schedules.get(schedule_id)
     if services.topics.knows(item.topic):

@@ -511,7 +511,7 @@ class Connection(asyncio.Protocol):
             server.run(request, server.answer(request))
             return
         refusal = Refusal(
-            "overloaded", "as many connections are open as may be; this one is closed"
+            "overloaded", "the limit of open connections is reached; this connection is closed"
         )
         headers, body = refused(
             refusal,

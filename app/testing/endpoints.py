@@ -106,7 +106,7 @@ async def switch_on(request: Request) -> Response:
     if given.fault == _SLOW_CHECK:
         _refuse(given, "operation", "times")
         if given.ms is UNSET:
-            raise invalid_field("/ms", "missing", "slow_check needs to know how slow")
+            raise invalid_field("/ms", "missing", "slow_check needs ms")
         faults.slow_check_ms = given.ms
         return _faults(_controls(request))
     _refuse(given, "ms")

@@ -340,7 +340,7 @@ def _said(given: TopicDefinition | TopicChanges) -> dict[str, Any]:
     }
     if given.message_types is not UNSET:
         if len(set(given.message_types)) < len(given.message_types):
-            raise invalid_field("/message_types", "not_allowed", "a type stands twice")
+            raise invalid_field("/message_types", "not_allowed", "a message type is listed twice")
         said["message_types"] = tuple(
             kind for kind in registry.ALL_TYPES if kind in given.message_types
         )

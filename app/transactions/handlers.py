@@ -213,7 +213,10 @@ async def check(services: Services, call: Call, transaction_id: str, given: Chec
         await services.transactions.make_due(transaction_id)
         return reply(200, CheckNowResult(state=transaction.state.value))
     if group.webhook.disabled_at_ms is not None:
-        detail = "the endpoint said 410; put the producer group again to have it asked"
+        detail = (
+            "the endpoint answered 410, which ended its checks: PUT the producer group to resume "
+            "them"
+        )
         return reply(
             200,
             CheckNowResult(
@@ -368,5 +371,5 @@ def _reason(given: str | UnsetType) -> str | None:
     if given is UNSET or not given:
         return None
     if CONTROL.search(given):
-        raise invalid_field("/reason", "invalid_format", "must be without control characters")
+        raise invalid_field("/reason", "invalid_format", "must have no control characters")
     return given

@@ -195,7 +195,7 @@ async def check_access(services: Services, call: Call, transaction_id: str) -> N
 async def _as_of(services: Services, transaction_id: str, moment: str) -> txn.Transaction:
     at_ms = codec.parse_time(moment, "/query/as_of")
     if at_ms > services.clock.wall_ms():
-        raise invalid_field("/query/as_of", "out_of_range", "must not lie in the future")
+        raise invalid_field("/query/as_of", "out_of_range", "must not be in the future")
     return await services.transactions.as_of(transaction_id, at_ms)
 
 

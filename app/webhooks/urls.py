@@ -43,21 +43,21 @@ def parse_url(text: str, allowed: Allowed) -> Target:
     # Spaces, controls and backslashes are read differently by different parsers; so is whatever is
     # not ASCII, outside a host.
     if any(character <= " " or character in '\\<>"^`{|}\x7f' for character in text):
-        raise UrlRefused("it holds characters that no URL has")
+        raise UrlRefused("it has characters that a URL must not have")
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError, UnicodeError):
-        raise UrlRefused("it is no URL") from None
+        raise UrlRefused("it is not a URL") from None
     if url.scheme not in _PORTS:
         raise UrlRefused("its scheme must be https")
     if "@" in _AUTHORITY.sub(r"\1", text):
-        raise UrlRefused("it must not hold a user name or password")
+        raise UrlRefused("it must not have a user name or password")
     if "#" in text:
-        raise UrlRefused("it must not hold a fragment")
+        raise UrlRefused("it must not have a fragment")
     host = _read_host(url)
     port = _PORTS[url.scheme] if url.port is None else url.port
     if not 1 <= port <= 65_535:
-        raise UrlRefused("its port is none")
+        raise UrlRefused("its port must be 1 to 65535")
     return Target(url, host, port, _reach(url.scheme, host, port, allowed))
 
 
@@ -65,12 +65,12 @@ def _read_host(url: httpx.URL) -> str:
     try:
         host = url.raw_host.decode("ascii").lower()
     except UnicodeError:
-        raise UrlRefused("its host is no host name") from None
+        raise UrlRefused("its host is not a host name") from None
     address = parse_address(host)
     if address is not None and "%" not in host:
         return str(address)
     if not host or len(host) > _MAX_HOST or not _HOST.fullmatch(host):
-        raise UrlRefused("its host is no host name")
+        raise UrlRefused("its host is not a host name")
     if _NUMBER.fullmatch(host.rpartition(".")[2]):
         raise UrlRefused("its host is a number that may be read as an address")
     return host

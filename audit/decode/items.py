@@ -15,7 +15,7 @@ class Items:
     """The properties of records, back to back; searched by name on demand.
 
     `bounds`: where the properties of each record begin, and where the last end; `names`: of the
-    properties, by column. Of a name that stands twice the last counts, as RocketMQ reads it. An
+    properties, by column. Of a name that occurs twice the last counts, as RocketMQ reads it. An
     item without a value is none.
     """
 

@@ -91,7 +91,7 @@ def reset(
     if [at, to, offset].count(None) != 2:
         raise typer.BadParameter("give one of --at, --to and --offset")
     if offset is not None and queue_id is None:
-        raise typer.BadParameter("an offset is one of a queue", param_hint="--queue-id")
+        raise typer.BadParameter("an offset needs --queue-id", param_hint="--queue-id")
     check_url(url, "--url")
     from cli.group import reset as group_reset
 

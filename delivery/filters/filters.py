@@ -79,7 +79,7 @@ def _by_tag(expression: str) -> Filter:
         ):
             begin = at + len(part) - len(part.lstrip())
             raise InvalidFilter(
-                "a tag has at most 255 bytes, no spaces and no single |; between tags stands ||",
+                "a tag has at most 255 bytes, no spaces and no single |; separate tags with ||",
                 position=begin + 1,
             )
         at += len(part) + len("||")

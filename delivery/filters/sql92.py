@@ -95,7 +95,7 @@ def compile_condition(expression: str) -> Callable[[Message], bool]:
     except UnexpectedCharacters as error:
         at = error.pos_in_stream or 0
         raise InvalidFilter(
-            f"{expression[at : at + 1]!r} begins nothing that is known", position=at + 1
+            f"{expression[at : at + 1]!r} is not expected here", position=at + 1
         ) from None
     except UnexpectedToken as error:
         if error.token.type == "$END":
@@ -104,7 +104,7 @@ def compile_condition(expression: str) -> Callable[[Message], bool]:
             ) from None
         shown = str(error.token)[:_MOST_SHOWN]
         raise InvalidFilter(
-            f"{shown!r} does not belong here", position=_start(error.token) + 1
+            f"{shown!r} is not expected here", position=_start(error.token) + 1
         ) from None
 
     def matches(message: Message) -> bool:
@@ -332,7 +332,7 @@ class _Compiler(Transformer[Token, _Operand]):
         value = _number(text)
         if value is None or math.isinf(value):
             raise InvalidFilter(
-                "the number is larger than a double holds", position=_start(token) + 1
+                "the number is outside the range of a double", position=_start(token) + 1
             )
         return _Operand(_Kind.NUMBER, _start(token), value=value)
 

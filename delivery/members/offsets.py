@@ -134,5 +134,5 @@ class MemberOffsets:
         )
         if total > self._options.max_broadcast_offsets:
             raise LimitReached(
-                f"clients of broadcast groups would have {total} offsets, more than there may be"
+                f"clients of broadcast groups would have {total} offsets, more than the limit"
             )

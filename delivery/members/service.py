@@ -464,12 +464,10 @@ class Members:
 
     def _check_limits(self, members: GroupMembers, named_count: int) -> None:
         if len(members.members) >= self._options.max_group_members:
-            raise LimitReached(
-                f"the group has {len(members.members)} members, as many as it may have"
-            )
+            raise LimitReached(f"the group has {len(members.members)} members, which is the limit")
         total = self.count_members()
         if total >= self._options.max_members:
-            raise LimitReached(f"there are {total} members of groups, as many as there may be")
+            raise LimitReached(f"all groups together have {total} members, which is the limit")
         if named_count:
             named_count += sum(
                 len(member.named)
@@ -477,14 +475,14 @@ class Members:
                 for member in one.members.values()
             )
         if named_count > self._options.max_named_queues:
-            raise LimitReached(f"members would name {named_count} queues, more than there may be")
+            raise LimitReached(f"members would name {named_count} queues, more than the limit")
 
 
 def _check_alike(first: Joined, request: JoinRequest) -> None:
     """Raise GroupActive where the group's members share it in another way."""
     if first.is_broadcast != request.is_broadcast:
         kind = "broadcast" if first.is_broadcast else "shared"
-        raise GroupActive(f"the members of group {first.group} are {kind} ones")
+        raise GroupActive(f"group {first.group} has {kind} members")
     if first.strategy is not request.strategy:
         raise GroupActive(
             f"the members of group {first.group} share its queues by {first.strategy.value}"

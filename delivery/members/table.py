@@ -75,7 +75,7 @@ class GroupMembers(msgspec.Struct, array_like=True):
         """Raise Fenced if the member does not own the queue, or does not exist."""
         lost = self.lost(member_id, queues, generation)
         if lost:
-            raise Fenced(f"queue {lost[0]} is not member {member_id[:_SHOWN]}'s any more")
+            raise Fenced(f"member {member_id[:_SHOWN]} no longer owns queue {lost[0]}")
 
     def lost(
         self, member_id: str, queues: Iterable[QueueId], generation: int | None

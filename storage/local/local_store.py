@@ -280,7 +280,9 @@ class LocalMessageStore:
     ) -> None:
         if durability is Durability.REPLICATED:
             if self._copies.needed == 1:
-                raise InvalidRequest("replicated cannot be had: one machine has each message")
+                raise InvalidRequest(
+                    "replicated is not available: messages are stored on one machine only"
+                )
             if self._copies.is_alone:
                 raise NotEnoughCopies("this machine acknowledges alone: its replicas are missing")
             durability = Durability.SYNCED

@@ -531,7 +531,7 @@ def test_a_replica_that_was_started_as_one_is_not_promoted_over_http(tmp_path):
         until(lambda: is_there(b), "it answers")
         with b.client() as api:
             problem = assert_problem(api.post(PROMOTION), 409, "not_promoted")
-            assert "it was not started with `escrowmq node`" in problem["detail"]
+            assert "the node was not started with `escrowmq node`" in problem["detail"]
 
 
 def is_there(server: Server) -> bool:

@@ -453,7 +453,7 @@ def test_before_its_begin_a_transaction_does_not_exist_and_nobody_looks_into_the
         api.get(path, params={"as_of": "2020-01-01T00:00:00Z"}), 404, "transaction_not_found"
     )
 
-    assert "was begun later" in early["detail"]
+    assert "was begun after that time" in early["detail"]
     for parameters in (
         {"as_of": "2999-01-01T00:00:00Z"},
         {"as_of": "yesterday"},

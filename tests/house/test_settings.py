@@ -39,7 +39,7 @@ def documented() -> dict[str, Row]:
             name, default, unit, sentence = (
                 cell.strip().strip("`") for cell in line.strip("|").split("|")
             )
-            assert name not in found, f"{name} stands twice"
+            assert name not in found, f"{name} is documented twice"
             found[name] = Row(default, unit, sentence)
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.problems import CODES
 from tests.house.source import PRODUCT, ROOMS, ROOT, modules, nodes
 
 PRIVATE = re.compile(
@@ -21,6 +22,13 @@ PRONOUN = re.compile(r"(?:Of|Those|They|It|Its|Their|So\s+many|None)\b")
 # of one that says first who may call, and nothing else
 OWNER = re.compile(r"The\s+\w+(?:\s+(?:lane|loop|thread))?'s\s*[.,;:]|The\s+\w+\s+lane's\b")
 FEWEST_WORDS = 4  # of the docstring of a class
+REFUSALS = {"Refusal", "invalid_field", "FieldError", "too_large", "UrlRefused"}
+REFUSALS |= {error.__name__ for error in CODES}
+# in the detail of a refusal, which clients read
+ODD = re.compile(
+    r"\b(?:stands?|lies?|said|go(?:es)?\s+with|cannot\s+be\s+had|(?:is|are)\s+taken"
+    r"|as\s+(?:may\s+be|(?:they|it|there)\s+may))\b|(?<!there\s)\bis\s+no\b(?!\slonger)"
+)
 
 
 def private_words(path: Path) -> list[str]:
@@ -135,6 +143,24 @@ def test_the_docstring_of_a_class_has_at_least_four_words(room):
 @pytest.mark.parametrize("room", PRODUCT)
 def test_the_code_has_no_private_words(room):
     assert [word for path in files_of(room) for word in private_words(ROOT / path)] == []
+
+
+def called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+
+
+@pytest.mark.parametrize("room", PRODUCT)
+def test_the_detail_of_a_refusal_is_in_plain_words(room):
+    found = [
+        f"{path}:{text.lineno} {text.value}"
+        for path, module in files_of(room).items()
+        for node in nodes(module)
+        if isinstance(node, ast.Call) and called(node) in REFUSALS
+        for text in ast.walk(node)
+        if isinstance(text, ast.Constant) and isinstance(text.value, str) and ODD.search(text.value)
+    ]
+
+    assert found == []
 
 
 @pytest.mark.parametrize("room", PRODUCT)

@@ -73,7 +73,7 @@ NAMES = st.sampled_from(
         *[name.encode() for name in OURS],
     ]
 )
-# What a broker may have stored: any order, names that stand twice, items without a value or an end,
+# What a broker may have stored: any order, names that occur twice, items without a value or an end,
 # bytes that are not UTF-8.
 ITEMS = st.tuples(
     NAMES | TEXTS.map(str.encode),

@@ -103,7 +103,7 @@ async def assert_told_again(
         assert as_told(await transactions.as_of(transaction_id, at_ms)) == expected
     begun_ms = (await transactions.get(transaction_id)).prepared_at_ms
     assert (await transactions.as_of(transaction_id, begun_ms)).state is PREPARED
-    with pytest.raises(UnknownTransaction, match="later than that"):
+    with pytest.raises(UnknownTransaction, match="after that time"):
         await transactions.as_of(transaction_id, begun_ms - 1)
     with pytest.raises(UnknownTransaction, match="does not exist"):
         await transactions.as_of("nobody", begun_ms)

@@ -246,7 +246,7 @@ def test_words_bind_as_in_sql_and_in_any_case(question, answer):
         ("5", 1, "neither true nor false"), ("a = 1 AND 'x'", 11, "neither true nor false"),
         ("NOT 5", 5, "neither true nor false"),
         ("TRUE = 'x'", 8, "neither true nor false"), ("1 = TRUE", 5, "not compared with a number"),
-        ("a = 1e999", 5, "larger than a double"),
+        ("a = 1e999", 5, "outside the range of a double"),
         ("a = 1 -- b", 7, "'-'"), ("a IS 5", 6, "'5'"), ("a = 01x", 7, "'x'"),
         ("TAGS = paid || created", 13, "'|'"),
     ],

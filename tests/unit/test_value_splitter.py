@@ -55,7 +55,7 @@ def test_values_are_counted_as_those_of_json_are(value):
 
     message_pack.check_values(packed, count)
     if len(packed) > count - 1 > 0:
-        with pytest.raises(Refusal, match=f"may have {count - 1} values"):
+        with pytest.raises(Refusal, match=f"must have at most {count - 1} values"):
             message_pack.check_values(packed, count - 1)
 
 

@@ -88,7 +88,7 @@ class Preparer:
     def refusal(self) -> StorageFull | Backpressure:
         """The error of an append while `is_full`."""
         if self._shortage is not None and is_out_of_files(self._shortage):
-            return Backpressure("as many files are open as may be, so the log cannot grow")
+            return Backpressure("the limit of open files is reached, so the log cannot grow")
         return StorageFull()
 
     @property
