@@ -94,8 +94,9 @@ class Transaction(msgspec.Struct, kw_only=True):
             str,
             Meta(
                 description=(
-                    "For an open transaction: time of the next check. A held transaction is not "
-                    "checked until it is resumed."
+                    "For a prepared transaction: time of the next check, or of the open one "
+                    "(`checking`). For a held transaction: the time that was set when checking "
+                    "ended, which may be past; it is not checked until it is resumed."
                 ),
                 extra_json_schema={"format": "date-time"},
             ),

@@ -199,6 +199,23 @@ def test_exhausted_means_held_and_a_person_decides(producer):
     assert seen(producer.api, producer.topic) == 1
 
 
+def test_the_time_of_the_check_that_was_due_stays_while_held_and_is_gone_once_decided(producer):
+    begun_id = producer.begin(max_answers=1, interval_ms=60_000)
+    check = producer.one()
+    due_at = producer.look(begun_id)["next_check_at"]
+
+    producer.answer(check, "unknown")
+
+    held = producer.look(begun_id)
+    assert held["state"] == "held"
+    assert producer.receive() == []
+    assert producer.look(begun_id)["next_check_at"] == held["next_check_at"] > due_at
+    resumed = ok(producer.api.post(f"/v1/transactions/{begun_id}/resume"))
+    assert due_at < resumed["next_check_at"] < held["next_check_at"]
+    ok(producer.api.post(f"/v1/transactions/{begun_id}/rollback"))
+    assert "next_check_at" not in producer.look(begun_id)
+
+
 def test_a_held_transaction_that_is_resumed_is_asked_from_the_beginning(producer):
     transaction_id = producer.exhaust()
 

@@ -51,8 +51,9 @@ class Transaction(Output, frozen=True, kw_only=True):
     prepared_at: datetime
     first_check_at: datetime
     next_check_at: datetime | None = None
-    """For an open transaction: time of the next check. A held transaction is not checked until it
-    is resumed.
+    """For a prepared transaction: time of the next check, or of the open one (`checking`). For a
+    held transaction: the time that was set when checking ended, which may be past; it is not
+    checked until it is resumed.
     """
     answers: int
     """Number of `unknown` answers since it was begun or resumed."""
