@@ -152,8 +152,10 @@ async def flush_store(services: Services, _: Call) -> Reply:
     problems=["not_supported_by_engine"],
 )
 async def verify_store(services: Services, _: Call) -> Reply:
-    """Verify every file of the store, as a task. While the task runs, another request returns the
-    same task.
+    """Verify every file of the store, as a task.
+
+    No Idempotency-Key is needed: while the task runs, another request returns the same task, and
+    later it verifies the store again, which changes nothing.
     """
     admin = services.admin
 
@@ -194,7 +196,9 @@ async def run_retention(services: Services, _: Call, given: RetentionInput) -> R
     """Delete every expired segment now, as a task.
 
     Unexpired segments stay. `dry_run` lists the expired ones. Undecided transactions and scheduled
-    messages in them are stored again first, as in scheduled runs.
+    messages in them are stored again first, as in scheduled runs. No Idempotency-Key is needed:
+    while the task runs, another request returns the same task, and later it deletes only segments
+    that have expired since.
     """
     admin = services.admin
 
