@@ -2,6 +2,8 @@
 
 const KEY = "escrowmq-api-key";
 const TIMEOUT_MS = 15_000;
+// No answer, and those of a service, or of a proxy before it, that may answer a moment later.
+const PASSING = [0, 502, 503, 504];
 
 /** An answer that is a problem document, or no answer at all. */
 export class Problem extends Error {
@@ -26,6 +28,8 @@ export class Reader {
   constructor() {
     /** The paths that were asked for, in order. */
     this.asked = [];
+    /** Whether something could not be read that may be there a moment later. */
+    this.hasMissed = false;
   }
 
   end() {
@@ -40,18 +44,22 @@ export class Reader {
   async get(path, query = {}) {
     const response = await this.#ask(path, query);
     const body = await response.json().catch(() => undefined);
-    if (!response.ok) {
-      throw new Problem(response.status, body ?? { title: `Status ${response.status}` });
-    }
-    if (body === undefined) throw new Problem(0, { title: "The answer is no JSON" });
+    if (!response.ok) throw this.#problem(response.status, body);
+    if (body === undefined) throw this.#problem(0, { title: "The answer is not JSON" });
     return body;
   }
 
   /** The text at `path`. Throws Problem. */
   async text(path) {
     const response = await this.#ask(path, {});
-    if (!response.ok) throw new Problem(response.status, { title: `Status ${response.status}` });
+    if (!response.ok) throw this.#problem(response.status);
     return response.text();
+  }
+
+  /** `document`: the body, which a proxy may have made. */
+  #problem(status, document) {
+    if (PASSING.includes(status)) this.hasMissed = true;
+    return new Problem(status, document?.title ? document : { title: `Status ${status}` });
   }
 
   async #ask(path, query) {
@@ -71,7 +79,7 @@ export class Reader {
       if (this.hasEnded) throw error;
       const detail =
         error.name === "TimeoutError" ? `No answer in ${TIMEOUT_MS / 1000} s.` : error.message;
-      throw new Problem(0, { title: "The service cannot be reached", detail });
+      throw this.#problem(0, { title: "The service cannot be reached", detail });
     }
   }
 }

@@ -12,6 +12,7 @@ import * as topics from "./pages/topics.js";
 import * as transactions from "./pages/transactions.js";
 
 const REFRESH_MS = 5_000;
+const NO_PAGE = "There is no such page.";
 
 // By the first part of the address and the number of names behind it.
 const PAGES = {
@@ -39,7 +40,7 @@ let timer;
 /** The address behind `#`: the page, the names in it, and the query. */
 function address() {
   const [names, search] = location.hash.replace(/^#\/?/, "").split("?");
-  const [page, ...rest] = names.split("/").map(decodeURIComponent);
+  const [page, ...rest] = names.split("/").map(decoded);
   return {
     page,
     names: rest,
@@ -47,7 +48,15 @@ function address() {
   };
 }
 
-async function draw() {
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    throw new Error(NO_PAGE);
+  }
+}
+
+async function draw({ isRefresh = false } = {}) {
   clearTimeout(timer);
   reader.end();
   place.setAttribute("aria-busy", "true");
@@ -58,22 +67,26 @@ async function draw() {
     const { page, names, query } = address();
     markCurrent(page);
     const make = PAGES[`${page}/${names.length}`];
-    if (!make) throw new Error("There is no such page.");
+    if (!make) throw new Error(NO_PAGE);
     content = await make({ reader: mine, names, query, go });
     isLive = content.isLive ?? false;
     content = [...content.parts, footer(mine.asked)];
   } catch (error) {
     if (mine.hasEnded) return;
-    // Where the service is away, the page comes by itself when it is back.
-    isLive = error.status === 0 || error.status === 503;
     content = error.status === 401 ? [keyForm()] : [problem(error)];
   }
   if (mine.hasEnded) return;
-  place.replaceChildren(...content.filter(Boolean));
   place.removeAttribute("aria-busy");
+  // Its reader may have begun to type or select something while it was read again.
+  if (isRefresh && isInUse()) {
+    timer = setTimeout(refresh, REFRESH_MS);
+    return;
+  }
+  place.replaceChildren(...content.filter(Boolean));
   document.title = `${place.querySelector("h1")?.textContent ?? "EscrowMQ"} · EscrowMQ`;
   signOut.hidden = !key.get();
-  if (isLive) timer = setTimeout(refresh, REFRESH_MS);
+  // Where the service is away, the page comes by itself when it is back.
+  if (isLive || mine.hasMissed) timer = setTimeout(refresh, REFRESH_MS);
 }
 
 /** Another page: from its top, and for a screen reader from its beginning. */
@@ -85,11 +98,18 @@ async function open() {
 
 /** Draw again, but not under the hands of its reader, nor where no one looks. */
 function refresh() {
+  if (document.hidden || isInUse()) timer = setTimeout(refresh, REFRESH_MS);
+  else draw({ isRefresh: true });
+}
+
+/** Whether something on the page is selected, focused or open. */
+function isInUse() {
   const focused = document.activeElement;
-  const isBusy = !getSelection().isCollapsed || (focused !== place && place.contains(focused));
-  const isOpen = place.querySelector("details[open]") !== null;
-  if (document.hidden || isBusy || isOpen) timer = setTimeout(refresh, REFRESH_MS);
-  else draw();
+  return (
+    !getSelection().isCollapsed ||
+    (focused !== place && place.contains(focused)) ||
+    place.querySelector("details[open]") !== null
+  );
 }
 
 /** The same page with another query. */

@@ -5,10 +5,13 @@ import os
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from tests.support.browser import Browser, Page, find_chromium
@@ -86,6 +89,48 @@ def test_every_path_that_the_console_names_is_one_of_the_document(api):
 
 # --------------------------------------------------------------------------------------------------
 # Chromium
+
+
+class Forwarding(BaseHTTPRequestHandler):
+    """A request to a Proxy."""
+
+    server: "Proxy"
+
+    def do_GET(self) -> None:
+        if self.server.has_service:
+            answer = httpx.get(self.server.behind + self.path)
+            status, kind = answer.status_code, answer.headers["content-type"]
+            body = answer.content
+        else:
+            status, kind, body = 502, "application/json", b'{"message":"no upstream"}'
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+class Proxy(ThreadingHTTPServer):
+    """A reverse proxy before the service at `behind`; without a service it answers 502, in JSON of
+    its own.
+    """
+
+    def __init__(self, behind: str) -> None:
+        super().__init__(("127.0.0.1", 0), Forwarding)
+        self.behind = behind
+        self.has_service = True
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def __enter__(self) -> "Proxy":
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
 
 
 @pytest.fixture(scope="module")
@@ -289,6 +334,52 @@ def test_a_filter_that_is_refused_keeps_its_form(page, topic):
     assert page.run("return document.querySelector('[name=offset]').value") == "999"
 
 
+def test_a_search_by_topic_alone_says_what_else_it_needs(page, topic):
+    shown(page, f"messages?topic={topic}", "Give a topic and a key, or a message id.")
+
+
+def test_an_address_that_cannot_be_read_is_no_page(page):
+    for address in ("nothing", "topics/%E0%A4%A", "topics/a/b/c"):
+        shown(page, "", "Overview")
+        shown(page, address, "There is no such page.")
+
+
+def test_the_longest_names_make_no_page_wider_than_its_window(page, api):
+    longest = {"topic": "t" * 127, "queues": 1}
+    ok(api.post("/v1/topics", json=longest), 201)
+    sent = ok(
+        api.post(
+            f"/v1/topics/{longest['topic']}/messages",
+            json={"payload": "x" * 9_000, "key": "k" * 255, "properties": {"p" * 127: "v" * 9_000}},
+        ),
+        201,
+    )
+    group = "g" * 127
+    ok(api.put(f"/v1/groups/{group}", json={"topics": [{"topic": longest["topic"]}]}), 201)
+    begun = {
+        "transaction_id": "x" * 127,
+        "producer_group": "p" * 127,
+        "business_key": "b" * 255,
+        "messages": [{"topic": longest["topic"], "message": {"payload": "x"}}],
+    }
+    ok(api.post("/v1/transactions", json=begun), 201)
+    for address, words in (
+        ("topics", longest["topic"]),
+        (f"topics/{longest['topic']}", "Size"),
+        (f"topics/{longest['topic']}/0", sent["message_id"]),
+        ("groups", group),
+        (f"groups/{group}", "Dead letters"),
+        (f"messages/{sent['message_id']}", "What became of it"),
+        (f"transactions/{begun['transaction_id']}", "Decide it"),
+        (f"transactions/{'y' * 127}", "does not exist"),
+    ):
+        shown(page, address, words)
+        widths = page.run("return [document.documentElement.scrollWidth, innerWidth]")
+        assert widths[0] <= widths[1], address
+    ok(api.post(f"/v1/transactions/{begun['transaction_id']}/rollback"))
+    assert api.delete(f"/v1/groups/{group}").status_code == 204
+
+
 def test_a_filter_leads_to_an_address_of_its_own(page, topic, undecided):
     shown(page, "transactions", "Producer group")
     page.run(
@@ -310,6 +401,51 @@ def test_a_page_without_the_service_says_so_and_comes_back_with_it(browser, tmp_
         server.start()
 
         shown(page, "groups", "There is no consumer group yet.")
+
+
+def test_a_search_that_met_no_service_is_made_again_once_there_is_one(browser, tmp_path):
+    with Server(tmp_path / "data") as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, "messages", "and key")
+        server.terminate()
+        shown(page, "messages?topic=orders&key=8812", "The service cannot be reached")
+
+        server.start()
+
+        shown(page, "messages?topic=orders&key=8812", "No message has this key.")
+
+
+def test_a_page_behind_a_proxy_without_its_service_says_so_and_comes_back_with_it(
+    browser, server, topic
+):
+    with Proxy(server.url) as proxy:
+        page = browser.open(f"{proxy.url}/ui/")
+        shown(page, "topics", topic)
+        proxy.has_service = False
+        shown(page, f"topics/{topic}", "Status 502")
+
+        proxy.has_service = True
+
+        shown(page, f"topics/{topic}", "Message types")
+
+
+def test_what_is_typed_while_a_page_is_read_again_stays(browser, tmp_path):
+    with Server(tmp_path / "data") as server:
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, "transactions", "No transaction matches.")
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            until(lambda: page.run("return document.querySelector('[aria-busy]') !== null"), "it")
+            page.run(
+                "const field = document.querySelector('[name=producer_group]');"
+                "field.focus(); field.value = 'sh';"
+            )
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        until(lambda: page.run("return document.querySelector('[aria-busy]') === null"), "the page")
+
+        assert page.run("return document.activeElement.value") == "sh"
 
 
 def test_a_service_that_hangs_is_not_shown_as_ready(browser, tmp_path):

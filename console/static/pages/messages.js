@@ -31,6 +31,7 @@ export async function find({ reader, query, go }) {
     ),
   ];
   if (topic && key) parts.push(await section("", () => found(reader, query)));
+  else if (topic || key) parts.push(el("p", {}, "Give a topic and a key, or a message id."));
   return { parts };
 }
 
