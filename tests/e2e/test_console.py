@@ -462,21 +462,41 @@ def test_a_service_that_hangs_is_not_shown_as_ready(browser, tmp_path):
         shown(page, "", "Ready: every check passes.")
 
 
+SIGN_IN = (
+    "document.querySelector('#page input').value = %s;"
+    "document.querySelector('#page form button').click();"
+)
+
+
+def test_a_key_without_a_scope_shows_what_it_may_and_says_which_scope_the_rest_needs(
+    browser, tmp_path
+):
+    operator = {"name": "operator", "key": "operator-key", "scopes": ["operate"]}
+    keys = {"ESCROWMQ_SCOPED_KEYS": json.dumps([operator])}
+    with Server(tmp_path / "data", environment=keys) as server:
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, "", "needs an API key")
+
+        page.run(SIGN_IN % "'operator-key'")
+
+        text = shown(page, "", "the key lacks the scope admin")
+        assert "Ready: every check passes." in text
+        shown(page, "audit", "the key lacks the scope audit")
+        shown(page, "transactions", "No transaction matches.")
+        assert page.run("return document.querySelectorAll('.problem').length") == 0
+
+
 def test_with_api_keys_the_page_asks_for_one_and_forgets_it_on_request(browser, tmp_path):
     keys = {"ESCROWMQ_API_KEYS": '["first-key", "zweiter-schlüssel"]'}
-    sign_in = (
-        "document.querySelector('#page input').value = %s;"
-        "document.querySelector('#page form button').click();"
-    )
     with Server(tmp_path / "data", environment=keys) as server, server.client() as api:
         assert api.get("/ui/").status_code == 200
         assert_problem(api.get("/v1/transactions"), 401, "unauthenticated")
         page = browser.open(f"{server.url}/ui/")
         shown(page, "topics", "needs an API key")
 
-        page.run(sign_in % "'wrong-key'")
+        page.run(SIGN_IN % "'wrong-key'")
         shown(page, "topics", "does not know this API key")
-        page.run(sign_in % "'zweiter-schlüssel'")
+        page.run(SIGN_IN % "'zweiter-schlüssel'")
         text = shown(page, "topics", "There is no topic yet.")
 
         assert "zweiter" not in page.run("return document.documentElement.outerHTML")
