@@ -3,14 +3,17 @@ too many.
 
 A report is a row in SQL and a folder of files. While one is made the row says running; a service
 that ends takes the process with it, and the next one restarts that report.
+
+Where the database of the rows takes nothing for now, what was made waits for it: the row follows.
 """
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import structlog
@@ -24,6 +27,7 @@ from storage.errors import (
     Backpressure,
     ReportExpired,
     StorageFull,
+    UnavailableError,
     UnknownReport,
 )
 from storage.idempotency import check_fingerprint
@@ -40,6 +44,7 @@ _MADE = (0, 1, 4)  # exit statuses with which there is a report: clean, findings
 _MOST_STARTS = 3
 _MOST_DROPPED = 1_000  # of which it is known that they were there
 _REASON_CHARACTERS = 500
+_STORE_AGAIN_S = 1.0  # after a row that the database did not take
 
 log = structlog.get_logger()
 
@@ -88,6 +93,8 @@ class AuditReports:
         self._progress: Progress | None = None
         self._working: asyncio.Task[None] | None = None
         self._current: tuple[str, asyncio.Task[int]] | None = None
+        # the reports that were dropped, and whose rows did not say so yet
+        self._to_remove: list[AuditReport] = []
         self._changes = ShieldedTasks()  # of rows: clients see a change before it is stored
 
     async def open(self) -> None:
@@ -100,9 +107,11 @@ class AuditReports:
             if report.state == RUNNING and report.starts < _MOST_STARTS:
                 await self._change(report, state=QUEUED, started_at_ms=None)
             elif report.state == RUNNING:
-                await self._fail(
-                    report, f"the service ended {_MOST_STARTS} times while it was made"
+                reason = f"the service ended {_MOST_STARTS} times while it was made"
+                await self._change(
+                    report, state=FAILED, reason=reason, finished_at_ms=self._clock.wall_ms()
                 )
+                log.warning("report_failed", report_id=report.report_id, reason=reason)
         self._work_on()
 
     async def reload(self) -> None:
@@ -180,11 +189,27 @@ class AuditReports:
         self._work_on()
 
     async def drop(self, report: AuditReport) -> None:
-        """End it where it is being made, and remove its files."""
-        await self._change(report, dropped_at_ms=self._clock.wall_ms())
+        """End it where it is being made, and remove its files.
+
+        Raises UnavailableError, StorageFull: it is gone until this service ends, and from then on
+        too if the database takes the change before.
+        """
+        try:
+            await self._change(report, dropped_at_ms=self._clock.wall_ms())
+        except (UnavailableError, StorageFull):
+            self._to_remove.append(report)
+            self._work_on()
+            raise
+        finally:
+            await self._end_run(report)
+        await self._remove_files(report)
+
+    async def _end_run(self, report: AuditReport) -> None:
         if self._current is not None and self._current[0] == report.report_id:
             self._current[1].cancel()
             await asyncio.wait({self._current[1]})
+
+    async def _remove_files(self, report: AuditReport) -> None:
         await asyncio.to_thread(shutil.rmtree, self._folder(report), ignore_errors=True)
 
     # ----------------------------------------------------------------------------------------------
@@ -195,26 +220,38 @@ class AuditReports:
             self._working = asyncio.create_task(self._work(), name="audit-reports")
 
     async def _work(self) -> None:
-        while (report := next((one for one in self if one.state == QUEUED), None)) is not None:
-            try:
-                await self._run(report)
-            except Exception as error:
-                log.exception("report_failed", report_id=report.report_id)
-                with suppress(StorageFull):  # then the next start makes it again
-                    await self._fail(report, f"{type(error).__name__}: {error}")
-            with suppress(StorageFull):
-                await self._drop_old()
+        while True:
+            queued = next((one for one in self if one.state == QUEUED), None)
+            if self._to_remove:
+                dropped = self._to_remove.pop(0)
+                if dropped.report_id in self._reports:  # else its row is gone
+                    await self._change_at_last(dropped)
+                await self._remove_files(dropped)
+            elif queued is not None:
+                await self._make(queued)
+            else:
+                return
+
+    async def _make(self, report: AuditReport) -> None:
+        try:
+            await self._run(report)
+        except Exception as error:
+            log.exception("report_failed", report_id=report.report_id)
+            await self._fail(report, f"{type(error).__name__}: {error}")
+        await self._drop_old()
 
     async def _run(self, report: AuditReport) -> None:
         folder = self._folder(report)
         await asyncio.to_thread(_make_empty, folder)
-        report = await self._change(
+        report = await self._change_at_last(
             report,
             state=RUNNING,
             starts=report.starts + 1,
             started_at_ms=self._clock.wall_ms(),
             reason=None,
         )
+        if report.dropped_at_ms is not None:
+            return
         log.info("report_begun", report_id=report.report_id)
         self._progress = Progress(0, 0)
         task = asyncio.create_task(
@@ -236,7 +273,7 @@ class AuditReports:
         if is_over_time:
             await self._fail(report, f"it took longer than {self._options.timeout_ms} ms")
         elif task.result() in _MADE and (folder / REPORT).is_file():
-            await self._change(
+            await self._change_at_last(
                 report, state=DONE, exit_status=task.result(), finished_at_ms=self._clock.wall_ms()
             )
             log.info("report_done", report_id=report.report_id, exit_status=task.result())
@@ -282,19 +319,20 @@ class AuditReports:
         self, report: AuditReport, reason: str, *, exit_status: int | None = None
     ) -> None:
         reason = reason[:_REASON_CHARACTERS]
-        await self._change(
+        log.warning("report_failed", report_id=report.report_id, reason=reason)
+        await self._change_at_last(
             report,
             state=FAILED,
             reason=reason,
             exit_status=exit_status,
             finished_at_ms=self._clock.wall_ms(),
         )
-        log.warning("report_failed", report_id=report.report_id, reason=reason)
 
     async def _drop_old(self) -> None:
         ended = [report for report in self if report.has_ended]
         for report in ended[: -self._options.kept_reports]:
-            await self.drop(report)
+            await self._change_at_last(report, dropped_at_ms=self._clock.wall_ms())
+            await self._remove_files(report)
         dropped = [
             report.report_id
             for report in self._reports.values()
@@ -302,7 +340,7 @@ class AuditReports:
         ]
         for report_id in dropped[:-_MOST_DROPPED]:
             del self._reports[report_id]
-            await self._rows.forget(report_id)
+            await self._at_last(report_id, partial(self._rows.forget, report_id))
 
     async def _change(self, report: AuditReport, **changes: object) -> AuditReport:
         """Change the report as it is by now: a request may have dropped it meanwhile."""
@@ -310,6 +348,30 @@ class AuditReports:
         self._reports[report.report_id] = changed
         await self._changes.shielded(self._rows.change(changed))
         return changed
+
+    async def _change_at_last(self, report: AuditReport, **changes: object) -> AuditReport:
+        """As `_change`; return the report once its row has that, and what has changed since."""
+        report_id = report.report_id
+        changed = msgspec.structs.replace(self._reports[report_id], **changes)
+        self._reports[report_id] = changed
+        await self._at_last(report_id, lambda: self._rows.change(self._reports[report_id]))
+        return self._reports[report_id]
+
+    async def _at_last(
+        self, report_id: str, store: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Store a change, as soon as the database takes it."""
+        is_noted = False
+        while True:
+            try:
+                await self._changes.shielded(store())
+            except (UnavailableError, StorageFull) as error:
+                if not is_noted:
+                    log.warning("report_not_stored_yet", report_id=report_id, reason=str(error))
+                    is_noted = True
+            else:
+                return
+            await asyncio.sleep(_STORE_AGAIN_S)
 
     def _folder(self, report: AuditReport) -> Path:
         return self._data_dir / FOLDER / report.report_id

@@ -8,18 +8,20 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.registry.audit_reports import AuditReport, AuditReportRows
 from app.registry.database import Database
 from app.reports.options import AuditOptions
 from app.reports.service import HTML, PARQUET, AuditReports
 from storage.clock import SystemClock
-from storage.errors import Backpressure, ReportExpired, UnknownReport
+from storage.errors import Backpressure, RegistryUnavailable, ReportExpired, UnknownReport
+from tests.conftest import ON_POSTGRESQL
 from tests.support import report_program
 from tests.support.http import reached as reached_in
 from tests.support.written_log import Transactions, WrittenLog
@@ -32,12 +34,13 @@ reached = partial(reached_in, seconds=report_program.PATIENCE_SECONDS)
 class Service:
     """The reports of one data directory; `open` and `stop` as a service that starts and ends."""
 
-    def __init__(self, data_dir: Path, **options) -> None:
+    def __init__(self, data_dir: Path, url: str = "", **options) -> None:
         self._data_dir = data_dir
+        self._url = url or f"sqlite:///{data_dir / 'registry.db'}"
         self._options = AuditOptions(**options)
 
     async def open(self, program=PROGRAM, *, has_spark=True) -> AuditReports:
-        self._database = Database(f"sqlite:///{self._data_dir / 'registry.db'}")
+        self._database = Database(self._url)
         await self._database.open()
         rows = AuditReportRows(self._database)
         self.reports = AuditReports(
@@ -282,6 +285,107 @@ async def test_a_report_that_was_seen_done_is_done_after_a_stop_that_came_before
     await stopping
 
     assert (await service.open()).get("rpt_1").state == "done"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=ON_POSTGRESQL)])
+async def leaving(request, tmp_path):
+    """(a service, a block in which its database is away)."""
+    if request.param == "postgresql":
+        server = request.getfixturevalue("postgresql")
+        url, away = server.new_database(), server.away
+    else:
+        file = tmp_path / "registry" / "registry.db"
+        file.parent.mkdir()
+        url, away = f"sqlite:///{file}", partial(moved_away, file)
+    service = Service(tmp_path, url, kept_reports=1)
+    yield service, away
+    with suppress(RegistryUnavailable):
+        await service.stop()
+
+
+@contextmanager
+def moved_away(file: Path) -> Iterator[None]:
+    elsewhere = file.with_name("elsewhere.db")
+    file.rename(elsewhere)
+    try:
+        yield
+    finally:
+        elsewhere.rename(file)
+
+
+async def begin_one_that_waits(reports: AuditReports, folder: Path) -> tuple[AuditReport, Path]:
+    """(the report, what lets it end when it is written to)."""
+    report = await ask(reports, 1, group="waits")
+    go = folder / "audit" / report.report_id / report_program.GO
+    await reached(go.is_fifo, "the program has begun")
+    return report, go
+
+
+async def test_reports_go_on_once_a_database_is_back_that_was_away_at_the_end_of_one(
+    leaving, tmp_path
+):
+    service, away = leaving
+    reports = await service.open()
+    first, go = await begin_one_that_waits(reports, tmp_path)
+    second = await ask(reports, 2)
+    with away(), capture_logs() as logs:
+        await asyncio.to_thread(go.write_bytes, b"")
+        await reached(lambda: logs, "it is logged that the result was not stored")
+        assert reports.get("rpt_1").state == "done"
+        assert reports.get("rpt_2").state == "queued"
+
+    await until_state(reports, second, "done")
+    await reached(lambda: [one.report_id for one in reports] == ["rpt_2"], "the oldest has gone")
+
+    assert [line["event"] for line in logs].count("report_not_stored_yet") == 1
+    await service.stop()
+    reports = await service.open()
+    with pytest.raises(ReportExpired):
+        reports.get(first.report_id)  # the oldest of two, where one is kept
+    second = reports.get(second.report_id)
+    assert (second.state, second.starts, second.reason) == ("done", 1, None)
+
+
+async def test_a_report_that_is_made_while_the_database_is_away_is_made_anew_after_a_stop(
+    leaving, tmp_path
+):
+    service, away = leaving
+    reports = await service.open()
+    report, go = await begin_one_that_waits(reports, tmp_path)
+    with away(), capture_logs() as logs:
+        await asyncio.to_thread(go.write_bytes, b"")
+        await reached(lambda: logs, "it is logged that the result was not stored")
+        async with asyncio.timeout(60):
+            await reports.stop()
+
+    await service.stop()
+    reports = await service.open()
+
+    assert reports.get(report.report_id).state in ("queued", "running")
+
+
+async def test_a_report_whose_deletion_is_refused_without_the_database_is_gone_once_it_is_back(
+    leaving, tmp_path
+):
+    service, away = leaving
+    reports = await service.open()
+    hanging = await ask(reports, 1, "hangs")
+    pid = await until_it_hangs(reports, hanging, tmp_path)
+    with away():
+        with pytest.raises(RegistryUnavailable):
+            await reports.drop(hanging)
+        assert not is_there(pid)
+        with pytest.raises(ReportExpired):
+            reports.get(hanging.report_id)
+
+    await reached(
+        lambda: not (tmp_path / "audit" / "rpt_1").exists(), "the files of the report are gone"
+    )
+    await service.stop()
+    reports = await service.open()
+
+    with pytest.raises(ReportExpired):
+        reports.get(hanging.report_id)
 
 
 async def test_without_spark_the_engine_local_makes_reports_with_checks_and_no_page(
