@@ -3,8 +3,9 @@ registry.
 
 The registry notes the deletion first; from then on the topic is unknown. The store's deletion is
 one message in the log. What names the topic is ended after that, so nothing that was appended
-before is missed; the row of the registry goes last. A start finishes a deletion that a crash has
-cut off: every step may be repeated.
+before is missed; the row of the registry goes last. A deletion that a crash, a full disk or the
+database of the registry has interrupted is finished without another request: every step may be
+repeated.
 """
 
 import asyncio
@@ -75,6 +76,7 @@ class TopicDeletions:
     members: Members
     _changes: ShieldedTasks = field(default_factory=ShieldedTasks)
     _deleting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _not_yet: set[str] = field(default_factory=set)  # it is logged that they are not deleted yet
 
     async def use_of(self, topic: Topic) -> TopicUse:
         name = topic.name
@@ -96,21 +98,25 @@ class TopicDeletions:
         raises.
 
         Once it was begun, it goes on when the client leaves; a deletion that failed is finished by
-        the next one of the name.
+        the next one of the name, or by `finish_all`.
         """
         await self._changes.shielded(self._delete(name, force=force, check=check))
 
     async def finish_all(self) -> None:
         """Finish what was begun, by an earlier run of the service or a request that was refused;
-        where the store takes nothing now, a later request does.
+        where the store or the registry takes nothing now, a later call does.
         """
         for name in self.topics.being_deleted():
+            if self._deleting.locked():
+                return  # by a request, which may take long
             try:
                 async with self._deleting:
                     if name in self.topics.being_deleted():
                         await self._finish(name)
             except (UnavailableError, StorageFull) as error:
-                log.warning("topic_not_deleted_yet", topic=name, reason=error.detail)
+                if name not in self._not_yet:
+                    log.warning("topic_not_deleted_yet", topic=name, reason=error.detail)
+                    self._not_yet.add(name)
 
     async def drain(self) -> None:
         """Return once every deletion that was begun has ended."""
@@ -153,6 +159,7 @@ class TopicDeletions:
         await self.delivery.end_topic(name)
         await self.members.end_topic(name)
         await self.topics.end_deletion(name)
+        self._not_yet.discard(name)
         log.info("topic_deleted", topic=name)
 
     async def _transactions_of(self, name: str) -> list[Transaction]:

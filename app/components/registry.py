@@ -32,7 +32,8 @@ class RegistryComponent(Component):
         then: Callable[[], Awaitable[None]],
     ) -> None:
         """`found`: topics that a broker has left, known before the start. `reload`: all that is in
-        the database, after a change that is in doubt; `then` may change it again.
+        the database, after a change that is in doubt. `then`: finishes what was begun and has
+        failed; called whenever the database answers.
         """
         self._database = database
         self._topics = topics
@@ -66,6 +67,7 @@ class RegistryComponent(Component):
             if lost is None and self._database.in_doubt:
                 await self._database.settle(self._reload)
                 log.warning("registry_read_again")
+            if lost is None:
                 await self._then()
         # changes are refused, and what exists goes on
         except (RegistryUnavailable, StorageFull) as error:

@@ -227,6 +227,29 @@ def test_a_topic_whose_deletion_is_in_doubt_takes_no_message_and_is_deleted_with
         assert ok(api.get("/v1/topics/orders")) == new
 
 
+def test_a_deletion_of_a_topic_that_the_database_has_interrupted_is_finished_without_a_new_request(
+    postgresql, tmp_path
+):
+    url = postgresql.new_database()
+    engine = create_engine(url)
+    with service(tmp_path, url) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+        with engine.begin() as other:
+            other.execute(text("LOCK TABLE consumer_groups"))
+            refused = api.delete("/v1/topics/orders", params={"force": True})
+            assert_problem(refused, 503, "registry_unavailable")
+            assert_problem(api.get("/v1/topics/orders"), 404, "topic_not_found")
+            until(lambda: "topic_not_deleted_yet" in server.log(), "it was tried without a request")
+
+        until(lambda: '"topic_deleted"' in server.log(), "it is deleted")
+
+        assert server.log().count("topic_not_deleted_yet") == 1
+        assert ok(api.get("/v1/groups/billing"))["topics"] == []
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+    engine.dispose()
+
+
 def test_a_request_that_waited_for_a_deletion_is_refused_when_that_comes_to_be_in_doubt(
     postgresql, tmp_path
 ):
