@@ -26,7 +26,7 @@ from storage.errors import MessagingError
 
 MOST_CONCURRENT = 1_000  # messages of one group
 _LONGEST_RETRY_AFTER_MS = 3_600_000
-_BUSY_MS = 1_000  # for an endpoint that is busy, at least
+_BUSY_MS = 1_000  # for an endpoint that is busy or gone, at least
 _IDLE_MS = 15_000
 _STORE_WAIT_MS = 1_000  # where the store takes nothing for now
 _SETTLE_MS = 10_000  # a lease lasts for so long after the last moment of a try
@@ -316,27 +316,30 @@ class Pusher:
             attempt=one.attempt,
             detail=failure.detail,
         )
-        if failure.is_gone:
-            log.warning("push_endpoint_gone", group=group, host=route.host)
-            await self._client.disable(group, route.host)
         rules = self._rules_of(group)
-        if rules is not None:
-            is_unprocessed = failure.is_busy or failure.is_gone
-            own_ms = 0 if is_unprocessed else backoff_ms(rules, one.attempt)
-            delay_ms = max(own_ms, _pause_ms(failure) or 0)
-            await self._delivery.nack(
-                group,
-                rules,
-                [Rejection(one.handle, delay_ms, failure.detail, unprocessed=is_unprocessed)],
-            )
+        try:
+            if rules is not None:
+                is_unprocessed = failure.is_busy or failure.is_gone
+                own_ms = 0 if is_unprocessed else backoff_ms(rules, one.attempt)
+                delay_ms = max(own_ms, _pause_ms(failure) or 0)
+                await self._delivery.nack(
+                    group,
+                    rules,
+                    [Rejection(one.handle, delay_ms, failure.detail, unprocessed=is_unprocessed)],
+                )
+        finally:
+            # Last: the registry may take its time, or nothing, and a lease that ended would count.
+            if failure.is_gone:
+                log.warning("push_endpoint_gone", group=group, host=route.host)
+                await self._client.disable(group, route.host)
 
 
 def _pause_ms(failure: PushFailure) -> int | None:
     """The length of the pause that the endpoint asked for; None if it did not. At least a second
-    for a busy endpoint: its refusals count no attempt, so nothing else would end them.
+    for one that is busy or gone: its refusals count no attempt, so nothing else would end them.
     """
     asked_ms = min(failure.retry_after_ms or 0, _LONGEST_RETRY_AFTER_MS)
-    if failure.is_busy:
+    if failure.is_busy or failure.is_gone:
         return max(asked_ms, _BUSY_MS)
     return asked_ms or None
 

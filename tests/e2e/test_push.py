@@ -272,6 +272,30 @@ def test_an_endpoint_that_is_gone_gets_nothing_until_it_is_named_again(billing, 
     assert len(billing.receiver.requests) == 2
 
 
+def test_an_endpoint_that_is_gone_while_the_registry_is_away_costs_no_message_an_attempt(tmp_path):
+    file, elsewhere = tmp_path / "data" / "registry.db", tmp_path / "elsewhere.db"
+    with (
+        Server(tmp_path / "data", environment=LISTED) as server,
+        server.client() as api,
+        Receiver(lambda _: Said(status=410)) as receiver,
+    ):
+        billing = Billing(api, receiver, "billing")
+        ok(api.put("/v1/topics/billing"), 201)
+        billing.put(max_attempts=1, push={"concurrency": 1})
+        file.rename(elsewhere)
+        billing.send("order 1")
+
+        receiver.wait_for(2)
+        assert "disabled_at" not in ok(api.get(billing.path))["push"]
+        elsewhere.rename(file)
+
+        until(lambda: "disabled_at" in ok(api.get(billing.path))["push"], "it is disabled")
+        receiver.answering = lambda _: TAKEN
+        billing.put(200)
+        billing.wait_until_settled()
+        assert billing.lag()["dead_letters"] == 0
+
+
 def test_nothing_else_receives_the_messages_of_a_pushed_group(billing, api):
     billing.put()
     for path in ("receive", "members"):
