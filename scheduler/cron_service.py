@@ -31,6 +31,7 @@ from storage.errors import (
     CorruptRecord,
     LimitReached,
     RejectedError,
+    StorageFull,
     UnavailableError,
     UnknownSchedule,
 )
@@ -90,6 +91,7 @@ class CronService:
         self._retried_ms = clock.monotonic_ms()
         self._delayed: set[str] = set()  # schedules whose message could not be checked for now
         self._swept_ms: int | None = None  # by the wall clock
+        self._is_wrong_noted = False  # that a schedule of a wrong clock cannot be set right yet
 
     # ----------------------------------------------------------------------------------------------
     # life cycle
@@ -302,23 +304,32 @@ class CronService:
 
     async def _look_for_wrong_clock(self, now_ms: int) -> None:
         """Find schedules that a clock far ahead has settled beyond the present time; they continue
-        from now.
+        from now. Where the registry or the store does not take that, a later sweep does it: such a
+        schedule fires nothing meanwhile, and the others go on.
         """
         if self._swept_ms is None or now_ms < self._swept_ms:
             limit_ms = now_ms + _WRONG_CLOCK_MS
             for item in list(self.table):
                 from_ms = max(item.settled.until_ms, item.schedule.counts_from_ms)
                 if from_ms > limit_ms and item.schedule.cancelled_at_ms is None:
-                    await self._restart_count(item, now_ms)
-        self._swept_ms = now_ms
+                    try:
+                        await self._restart_count(item, now_ms)
+                    except (UnavailableError, StorageFull) as error:
+                        self._note_wrong(str(error))
+                        return
+        self._swept_ms, self._is_wrong_noted = now_ms, False
+
+    def _note_wrong(self, reason: str) -> None:
+        """Log the reason once: it may last."""
+        if not self._is_wrong_noted:
+            self._is_wrong_noted = True
+            log.warning("cron_not_set_right_yet", reason=reason)
 
     async def _restart_count(self, item: CronItem, now_ms: int) -> None:
         """Continue the schedule from now, whatever its marks state; occurrences that fired ahead of
         the clock do not fire again. Durable on return.
         """
-        log.warning(
-            "cron_counts_anew", schedule_id=item.schedule_id, settled_ms=item.settled.until_ms
-        )
+        settled_ms = item.settled.until_ms
         if item.schedule.counts_from_ms > now_ms:
             schedule = msgspec.structs.replace(item.schedule, counts_from_ms=now_ms)
             await self._registry.change(schedule)
@@ -335,6 +346,7 @@ class CronService:
             schedule_id=item.schedule_id, settled_ms=now_ms, fired_ahead=fired_ahead[:_MOST_AHEAD]
         )
         await self._log.append([Step(item, mark, ())])
+        log.warning("cron_counts_anew", schedule_id=item.schedule_id, settled_ms=settled_ms)
 
     def _retry_parked(self) -> None:
         now_ms = self._clock.monotonic_ms()

@@ -27,6 +27,7 @@ from storage.errors import (
     IdempotencyKeyReused,
     InvalidMessage,
     LimitReached,
+    RegistryUnavailable,
     StorageFull,
     UnknownSchedule,
     UnknownTopic,
@@ -53,6 +54,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.kept: dict[str, CronSchedule] = {}
+        self.is_away = False
 
     async def load(self) -> list[CronSchedule]:
         return list(self.kept.values())
@@ -61,6 +63,8 @@ class Registry:
         self.kept[schedule.schedule_id] = schedule
 
     async def change(self, schedule: CronSchedule) -> None:
+        if self.is_away:
+            raise RegistryUnavailable
         self.kept[schedule.schedule_id] = schedule
 
     async def forget(self, schedule_ids: Sequence[str]) -> None:
@@ -317,6 +321,22 @@ def test_one_that_was_made_by_a_clock_far_ahead_counts_from_when_that_was_set_ri
         assert await house.run(MINUTE) == ["a 60"]
 
     in_house(life, after)
+
+
+@with_house()
+async def test_one_that_cannot_be_set_right_without_the_registry_holds_up_no_other(house):
+    await house.make("b")
+    house.world.clock.jump(365 * DAY)
+    await house.make("a")
+    house.world.clock.jump(-365 * DAY)
+    house.registry.is_away = True
+
+    assert await house.run(MINUTE) == ["b 60"]
+    assert await house.run(MINUTE) == ["b 60", "b 120"]
+    house.registry.is_away = False
+    await house.run()
+
+    assert sorted((await house.run(MINUTE))[2:]) == ["a 180", "b 180"]
 
 
 def test_a_clock_that_was_some_hours_ahead_is_waited_for_unless_the_times_are_given_anew():
