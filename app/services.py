@@ -191,11 +191,16 @@ class Services:
         await self.members.end(name)
         await self.delivery.delete(name)
 
+    async def finish_deletions(self) -> None:
+        """Finish the deletions of groups and topics that were interrupted."""
+        await self.consumer_groups.finish_deletions()
+        await self.topic_deletions.finish_all()
+
     async def reload_registry(self) -> None:
         """Read again what the database of the registry has."""
         await self.topics.reload()
         await self.producer_groups.reload()
-        await self.consumer_groups.reload(self.end_group)
+        await self.consumer_groups.reload()
         for group in self.consumer_groups.all():
             self.pusher.refresh(group.name)
         self.members.share_soon()

@@ -176,7 +176,10 @@ class Delivery:
         await self._receiver.begin(group, rules)
 
     async def delete(self, group: str) -> None:
-        """End the leases and retries of the group, and forget its positions. Durable on return."""
+        """End the leases and retries of the group, and forget its positions. Durable on return.
+
+        May be repeated.
+        """
         await self._positions.delete(group)
 
     async def end_topic(self, topic: str) -> None:

@@ -115,7 +115,7 @@ def services_of(base: Base) -> Services:
     schedules, cron = _schedules(base, topics)
     signed_post = _signed_post(base)
     webhooks, sender = _checks(base, signed_post, producer_groups, transactions)
-    return Services(
+    services = Services(
         store=store,
         pressure=store.pressure,
         default_durability=_durability(settings),
@@ -181,6 +181,8 @@ def services_of(base: Base) -> Services:
         max_body_values=settings.http.max_body_values,
         body_thread=BodyThread(),
     )  # fmt: skip
+    consumer_groups.end = services.end_group
+    return services
 
 
 def names_of(
@@ -241,7 +243,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
             services.consumer_groups,
             lambda: services.take_over.topics,
             reload=services.reload_registry,
-            then=services.topic_deletions.finish_all,
+            then=services.finish_deletions,
         ),
         DeliveryComponent(
             services.delivery, services.consumer_groups, clock, settings.delivery, base.metrics
@@ -257,9 +259,7 @@ def components_of(base: Base, services: Services) -> list[Component]:
         PushComponent(services.pusher),
         CallbackComponent(stop=services.idempotency.drain),
         CallbackComponent(start=services.reports.open, stop=services.reports.stop),
-        CallbackComponent(
-            start=services.topic_deletions.finish_all, stop=services.topic_deletions.drain
-        ),
+        CallbackComponent(start=services.finish_deletions, stop=services.topic_deletions.drain),
         CallbackComponent(stop=services.body_thread.aclose),
         CallbackComponent(stop=services.store_tasks.stop),
     ]

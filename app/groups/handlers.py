@@ -207,10 +207,7 @@ async def delete(services: Services, call: Call, name: str) -> Reply:
     Ends its members, leases and retries, and deletes its offsets and dead letters. The messages of
     its topics stay.
     """
-    # The registry first: a group that had lost its positions would be handed everything again.
-    await services.consumer_groups.delete(
-        name, check=call.check_conditions, end=lambda: services.end_group(name)
-    )
+    await services.consumer_groups.delete(name, check=call.check_conditions)
     return NO_CONTENT
 
 

@@ -1,4 +1,10 @@
-"""Consumer groups: rows in SQL, all of them in memory too."""
+"""Consumer groups: rows in SQL, all of them in memory too.
+
+A deletion is noted in the row first; from then on the group is unknown. What the group has beside
+its row, such as positions, is ended after that, and the row goes last. So a group has all of its
+positions or does not exist, whatever interrupts its deletion: every step may be repeated, and one
+that was interrupted is finished before a group of the name is made again.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -8,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 from pydantic import SecretStr
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, delete, insert, select, update
 
 from app.registry.database import Database, rows
 from app.registry.options import LimitOptions, check_limit
@@ -19,7 +25,7 @@ from app.registry.webhook import PushSettings, Webhook, columns_of, differing_fi
 from delivery.groups import GroupRules
 from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
-from storage.errors import GroupActive, UnknownGroup
+from storage.errors import GroupActive, StorageFull, UnavailableError, UnknownGroup
 
 log = structlog.get_logger()
 
@@ -34,8 +40,15 @@ class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
     revision: int = 1
 
 
+async def _nothing(_: str) -> None:
+    """The end of a group that has nothing beside its row."""
+
+
 class ConsumerGroups:
-    """Registry of consumer groups. Event loop only."""
+    """Registry of consumer groups. Event loop only.
+
+    `end`: ends what a deleted group has beside its row; durable on return.
+    """
 
     def __init__(
         self, database: Database, clock: Clock, vault: Vault, limits: LimitOptions
@@ -45,27 +58,24 @@ class ConsumerGroups:
         self._vault = vault
         self._limits = limits
         self._groups: dict[str, ConsumerGroup] = {}  # in the order of their creation
-        self._to_end: set[str] = set()  # those that `reload` has not found any more
+        self._deleting: set[str] = set()  # the names of those whose rows have the note
+        self._not_yet: set[str] = set()  # it is logged that they are not deleted yet
         self._changing = asyncio.Lock()
+        self.end: Callable[[str], Awaitable[None]] = _nothing
 
     async def open(self) -> None:
         """Raises CannotOpen where a secret was encrypted with a key that is not there."""
         stored = select(table).order_by(table.c.created_at_ms, table.c.consumer_group)
         found = await self._database.read(lambda connection: rows(connection, stored))
-        groups = [_from_row(row, self._vault) for row in found]
+        groups = [_from_row(row, self._vault) for row in found if not row["is_being_deleted"]]
         self._groups = {group.name: group for group in groups}
+        self._deleting = {row["consumer_group"] for row in found if row["is_being_deleted"]}
+        self._not_yet &= self._deleting
 
-    async def reload(self, end: Callable[[str], Awaitable[None]]) -> None:
-        """Read again what a change that is in doubt may have made of them. `end`: as of `delete`,
-        for each one that was deleted.
-        """
+    async def reload(self) -> None:
+        """Read again what a change that is in doubt may have made of them."""
         async with self._changing:
-            before = set(self._groups)
             await self.open()
-            self._to_end |= before - self._groups.keys()
-            for name in sorted(self._to_end):
-                await end(name)
-                self._to_end.remove(name)
 
     def all(self) -> list[ConsumerGroup]:
         """The consumer groups, ordered by name."""
@@ -133,6 +143,7 @@ class ConsumerGroups:
         """
         self.check_name(name)
         async with self._changing:
+            await self._finish_deletion(name)
             known = self._groups.get(name)
             rules = new_rules(known)
             old = None if known is None else known.webhook
@@ -194,6 +205,7 @@ class ConsumerGroups:
         """Create the group; one that exists does not change. Raises as `put`."""
         self.check_name(name)
         async with self._changing:
+            await self._finish_deletion(name)
             if name not in self._groups:
                 self._check_limit()
             return self._groups.get(name) or await self._insert(name, GroupRules(), None)
@@ -203,24 +215,44 @@ class ConsumerGroups:
             len(self._groups) + 1, self._limits.max_groups, "consumer groups", pointer="/group"
         )
 
-    async def delete(
-        self, name: str, *, check: Callable[[int | None], None], end: Callable[[], Awaitable[None]]
-    ) -> None:
-        """Delete a group.
+    async def delete(self, name: str, *, check: Callable[[int | None], None]) -> None:
+        """Delete a group, and end what it has beside its row. Raises UnknownGroup, and what `end`
+        raises.
 
-        `end` comes last, before a group of the name can be created again. Raises UnknownGroup.
-
-        `check` gets the group's revision and may refuse by raising.
+        `check` gets the group's revision and may refuse by raising. A deletion that failed behind
+        its note is finished by the next one of the name, or by `finish_deletions`.
         """
         async with self._changing:
-            check(self.get(name).revision)
+            if name not in self._deleting:
+                check(self.get(name).revision)
+                note = update(table).where(_is_of(name)).values(is_being_deleted=True)
+                await self._database.run(lambda connection: connection.execute(note).close())
+                del self._groups[name]
+                self._deleting.add(name)
+            await self._finish_deletion(name)
 
-            def remove(connection: Connection) -> None:
-                connection.execute(delete(table).where(table.c.consumer_group == name))
+    async def finish_deletions(self) -> None:
+        """Finish what was begun, by an earlier run of the service or a request that was refused;
+        where the store or the registry takes nothing now, a later call does.
+        """
+        for name in sorted(self._deleting):
+            if self._changing.locked():
+                return  # by a request, which may take long
+            try:
+                async with self._changing:
+                    await self._finish_deletion(name)
+            except (UnavailableError, StorageFull) as error:
+                if name not in self._not_yet:
+                    log.warning("group_not_deleted_yet", group=name, reason=error.detail)
+                    self._not_yet.add(name)
 
-            await self._database.run(remove)
-            del self._groups[name]
-            await end()
+    async def _finish_deletion(self, name: str) -> None:
+        if name in self._deleting:
+            await self.end(name)
+            gone = delete(table).where(_is_of(name))
+            await self._database.run(lambda connection: connection.execute(gone).close())
+            self._deleting.discard(name)
+            self._not_yet.discard(name)
 
     async def _insert(
         self, name: str, rules: GroupRules, webhook: Webhook[PushSettings] | None
@@ -258,10 +290,14 @@ class ConsumerGroups:
 
     async def _update(self, group: ConsumerGroup) -> ConsumerGroup:
         row = _to_row(group, self._vault)
-        change = update(table).where(table.c.consumer_group == group.name).values(**row)
+        change = update(table).where(_is_of(group.name)).values(**row)
         await self._database.run(lambda connection: connection.execute(change))
         self._groups[group.name] = group
         return group
+
+
+def _is_of(name: str) -> ColumnElement[bool]:
+    return table.c.consumer_group == name
 
 
 def _to_row(group: ConsumerGroup, vault: Vault) -> dict[str, Any]:

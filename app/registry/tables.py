@@ -95,6 +95,7 @@ consumer_groups = Table(
     Column("previous_secret", String(512)),
     Column("previous_secret_until_ms", BigInteger),
     Column("disabled_at_ms", BigInteger),
+    Column("is_being_deleted", Boolean, nullable=False, server_default=false()),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("revision", Integer, nullable=False),
 )

@@ -188,6 +188,37 @@ def receive(api: httpx.Client) -> list[Any]:
     return ok(api.post("/v1/groups/billing/receive", json=asked))["messages"]
 
 
+@pytest.mark.parametrize("loss", [Loss.ANSWER, Loss.COMMIT])
+def test_a_group_whose_deletion_is_in_doubt_at_a_kill_is_there_as_it_was_or_begins_as_a_new_one(
+    postgresql, tmp_path, loss
+):
+    subscribed = {"topics": [{"topic": "orders"}], "start": "earliest"}
+    with (
+        postgresql.link() as link,
+        service(tmp_path, link.url(postgresql.new_database())) as server,
+        server.client() as api,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        ok(api.put("/v1/groups/billing", json=subscribed), 201)
+        ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
+        (received,) = receive(api)
+        acked = {"entries": [{"receipt_handle": received["receipt_handle"]}]}
+        ok(api.post("/v1/groups/billing/ack", json=acked))
+        link.lose(loss)
+        refused = api.delete("/v1/groups/billing")
+        assert (
+            "may have been made" in assert_problem(refused, 503, "registry_unavailable")["detail"]
+        )
+        server.kill()
+        link.mend()
+
+        server.start()
+
+        is_deleted = loss is Loss.ANSWER
+        ok(api.put("/v1/groups/billing", json=subscribed), 201 if is_deleted else 200)
+        assert len(receive(api)) == is_deleted
+
+
 def test_a_topic_whose_deletion_is_in_doubt_takes_no_message_and_is_deleted_without_a_new_request(
     postgresql, tmp_path
 ):

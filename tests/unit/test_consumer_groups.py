@@ -1,9 +1,14 @@
-"""The registry of consumer groups: what is changed at once is changed one after the other."""
+"""The registry of consumer groups: what is changed at once is changed one after the other, and a
+deletion that is interrupted is finished.
+"""
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
-from sqlalchemy import delete
+from sqlalchemy import update
+from structlog.testing import capture_logs
 
 from app.registry.consumer_groups import ConsumerGroups
 from app.registry.database import Database
@@ -11,8 +16,26 @@ from app.registry.options import LimitOptions
 from app.registry.tables import consumer_groups
 from app.registry.vault import Vault
 from delivery.groups import GroupRules, Start
-from storage.errors import StorageFull
+from storage.errors import StorageFull, UnknownGroup
 from tests.support.clock import ManualClock
+
+
+def anything(_: int | None) -> None:
+    """Refuse no revision."""
+
+
+@asynccontextmanager
+async def opened(
+    url: str, end: Callable[[str], Awaitable[None]]
+) -> AsyncIterator[tuple[Database, ConsumerGroups]]:
+    """One life of a service, from its start to a kill."""
+    database = Database(url)
+    await database.open()
+    groups = ConsumerGroups(database, ManualClock(), Vault(()), LimitOptions())
+    groups.end = end
+    await groups.open()
+    yield database, groups
+    await database.aclose()
 
 
 async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once_that_one_has_ended(
@@ -21,14 +44,10 @@ async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once
     """Else its positions, where it starts at the end, would be forgotten with those of the one
     before.
     """
-    database = Database(database_url)
-    await database.open()
-    groups = ConsumerGroups(database, ManualClock(), Vault(()), LimitOptions())
-    await groups.create("billing")
     happened: list[str] = []
     is_ending, may_end = asyncio.Event(), asyncio.Event()
 
-    async def end() -> None:
+    async def end(_: str) -> None:
         is_ending.set()
         await may_end.wait()
         happened.append("ended")
@@ -36,40 +55,133 @@ async def test_a_group_that_is_made_while_one_of_its_name_is_deleted_begins_once
     async def begin(_: GroupRules) -> None:
         happened.append("begun")
 
-    deleting = asyncio.create_task(groups.delete("billing", check=lambda _: None, end=end))
-    await is_ending.wait()
-    making = asyncio.create_task(
-        groups.put("billing", lambda _: GroupRules(start=Start.LATEST), begin=begin)
-    )
-    await asyncio.sleep(0)
-    may_end.set()
-    await asyncio.gather(deleting, making)
+    async with opened(database_url, end) as (_, groups):
+        await groups.create("billing")
+        deleting = asyncio.create_task(groups.delete("billing", check=anything))
+        await is_ending.wait()
+        making = asyncio.create_task(
+            groups.put("billing", lambda _: GroupRules(start=Start.LATEST), begin=begin)
+        )
+        await asyncio.sleep(0)
+        may_end.set()
+        await asyncio.gather(deleting, making)
 
     assert happened == ["ended", "begun"]
-    await database.aclose()
 
 
-async def test_a_group_that_is_found_deleted_is_ended_even_if_that_fails_at_first(database_url):
-    database = Database(database_url)
-    await database.open()
-    groups = ConsumerGroups(database, ManualClock(), Vault(()), LimitOptions())
-    for name in ("billing", "kept"):
-        await groups.create(name)
-    gone = delete(consumer_groups).where(consumer_groups.c.consumer_group == "billing")
-    await database.run(lambda connection: connection.execute(gone).close())
-    ended: list[str] = []
+class Killed(Exception):
+    """The service is killed: nothing that it would do next is done."""
 
-    async def end(name: str) -> None:
-        assert groups.find(name) is None
-        ended.append(name)
 
-    async def refuse(_: str) -> None:
-        raise StorageFull
+class Positions:
+    """The positions of groups, which outlive the service; `kill`: the step in which it is killed."""
 
-    with pytest.raises(StorageFull):
-        await groups.reload(refuse)
-    await groups.reload(end)
-    await groups.reload(end)
+    def __init__(self, kill: str = "") -> None:
+        self.of = {"billing", "kept"}
+        self.kill = kill
+        self.is_full = False
 
-    assert ended == ["billing"]
-    await database.aclose()
+    def check(self, _: int | None) -> None:
+        self.die_in("the check")
+
+    async def end(self, name: str) -> None:
+        if self.is_full:
+            raise StorageFull
+        self.die_in("the note")  # it was made, and nothing behind it
+        self.of.discard(name)
+        self.die_in("the end")
+
+    def die_in(self, step: str) -> None:
+        if self.kill == step:
+            raise Killed
+
+
+async def made_again(groups: ConsumerGroups) -> None:
+    await groups.create("billing")
+
+
+async def begun_again(groups: ConsumerGroups) -> None:
+    async def begin(_: GroupRules) -> None:
+        """Begin nowhere."""
+
+    await groups.put("billing", lambda known: known.rules if known else GroupRules(), begin=begin)
+
+
+async def finished(groups: ConsumerGroups) -> None:
+    await groups.finish_deletions()
+
+
+@pytest.mark.parametrize("then", [made_again, begun_again, finished])
+@pytest.mark.parametrize("step", ["the check", "the note", "the end", ""])
+async def test_a_group_whose_deletion_is_killed_in_any_step_has_all_of_its_positions_or_is_a_new_one(
+    database_url, step, then
+):
+    positions = Positions(step)
+    async with opened(database_url, positions.end) as (_, groups):
+        await groups.create("billing")
+        await groups.create("kept")
+        try:
+            await groups.delete("billing", check=positions.check)
+        except Killed:
+            assert step
+    positions.kill = ""
+
+    async with opened(database_url, positions.end) as (_, groups):
+        is_deleted = step != "the check"
+        assert (groups.find("billing") is None) == is_deleted
+        await then(groups)
+
+        assert ("billing" in positions.of) != is_deleted
+        if then is finished and is_deleted:
+            with pytest.raises(UnknownGroup):
+                groups.get("billing")
+
+    async with opened(database_url, positions.end) as (_, groups):
+        assert (groups.find("billing") is None) == (then is finished and is_deleted)
+        assert groups.find("kept") is not None
+        assert "kept" in positions.of
+
+
+async def test_a_group_whose_positions_cannot_be_ended_for_now_is_made_again_without_them_alone(
+    database_url,
+):
+    positions = Positions()
+    async with opened(database_url, positions.end) as (_, groups):
+        await groups.create("billing")
+        positions.is_full = True
+        with pytest.raises(StorageFull):
+            await groups.delete("billing", check=anything)
+        with pytest.raises(UnknownGroup):
+            groups.get("billing")
+        with capture_logs() as logs:
+            await groups.finish_deletions()
+            await groups.finish_deletions()
+        with pytest.raises(StorageFull):
+            await groups.create("billing")
+        positions.is_full = False
+
+        await groups.delete("billing", check=anything)
+
+        assert [line["event"] for line in logs] == ["group_not_deleted_yet"]
+        assert "billing" not in positions.of
+        await groups.create("billing")
+        assert groups.find("billing") is not None
+
+
+async def test_a_group_that_is_found_to_be_deleted_is_unknown_and_then_ended(database_url):
+    positions = Positions()
+    async with opened(database_url, positions.end) as (database, groups):
+        for name in ("billing", "kept"):
+            await groups.create(name)
+        note = update(consumer_groups).where(consumer_groups.c.consumer_group == "billing")
+        noted = note.values(is_being_deleted=True)
+        await database.run(lambda connection: connection.execute(noted).close())
+
+        await groups.reload()
+        assert groups.find("billing") is None
+        await groups.finish_deletions()
+
+        assert positions.of == {"kept"}
+        assert [group.name for group in groups.all()] == ["kept"]
+        await groups.reload()
+        assert [group.name for group in groups.all()] == ["kept"]

@@ -120,6 +120,7 @@ ROWS: dict[Table, dict[str, object]] = {
         "previous_secret": None,
         "previous_secret_until_ms": 1 << 41,
         "disabled_at_ms": None,
+        "is_being_deleted": False,
         "created_at_ms": 1_800_000_000_125,
         "revision": 1,
     },

@@ -1,0 +1,23 @@
+"""deletion of groups
+
+Revision ID: 0014
+Revises: 0013
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014"
+down_revision = "0013"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("consumer_groups") as table:
+        table.add_column(sa.Column("is_being_deleted", sa.Boolean, nullable=False, server_default=sa.false()))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("consumer_groups") as table:
+        table.drop_column("is_being_deleted")
