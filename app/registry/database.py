@@ -424,6 +424,8 @@ def bring_up_to_date(connection: Connection) -> str:
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SET LOCAL lock_timeout TO {_LOCK_LIMIT_MS}")
         connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
+        # a change of the service before this one, which was killed, may not have ended
+        _wait_for_changes(connection)
     known = inspect(connection).get_table_names()
     if not known:
         # What alembic's cookbook says of new databases: the tables as they are now, and not by way

@@ -135,6 +135,25 @@ async def test_a_change_that_has_not_ended_is_waited_for_and_the_leader_does_not
     assert known.names == ["orders"]
 
 
+async def test_a_start_waits_for_a_change_of_the_service_before_it_that_has_not_ended(
+    database, link, postgresql, url
+):
+    link.lose(Loss.COMMIT)
+    with pytest.raises(ChangeInDoubt):
+        await database.run(added("orders"))
+
+    started = Database(url)
+    opening = asyncio.create_task(started.open())
+    await asyncio.to_thread(until_one_waits, postgresql.url("postgres"))
+    link.deliver()
+    await opening
+
+    known = Reader(started)
+    await known.reload()
+    assert known.names == ["orders"]
+    await started.aclose()
+
+
 def until_one_waits(url: str) -> None:
     """For a lock, at the server."""
     # each look a transaction of its own: within one the view stays as it was
