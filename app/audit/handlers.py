@@ -27,7 +27,7 @@ from app.http.exchange import NO_CONTENT, Call, FileReply, Reply, reply
 from app.operations import IDEMPOTENCY_KEY, operation
 from app.problems import invalid_field
 from app.registry.audit_reports import DONE, FAILED, QUEUED, RUNNING, AuditReport
-from app.reports.service import HTML, PARQUET, REPORT
+from app.reports.service import HTML, ID_PREFIX, PARQUET, REPORT
 from app.services import Services
 
 _OF_A_REPORT = ("report_not_found", "report_expired")
@@ -81,7 +81,7 @@ async def create(services: Services, call: Call, given: AuditReportInput) -> Rep
     if report is None:
         is_repeated = False
         report = AuditReport(
-            report_id=services.identifiers.new("rpt"),
+            report_id=services.identifiers.new(ID_PREFIX),
             kind=given.kind,
             begun_from_ms=begun_from_ms,
             begun_to_ms=begun_to_ms,

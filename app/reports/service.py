@@ -34,6 +34,7 @@ from storage.idempotency import check_fingerprint
 from storage.keyed_locks import ShieldedTasks
 
 FOLDER = "audit"
+ID_PREFIX = "rpt"
 REPORT = "report.json"
 HTML = "report.html"
 _ROWS = "rows"
@@ -390,8 +391,11 @@ def _make_empty(folder: Path) -> None:
 
 
 def _remove_strays(folder: Path, known: set[str]) -> None:
-    """Remove the remains of reports whose deletion was interrupted."""
-    for path in folder.iterdir() if folder.is_dir() else ():
+    """Remove the remains of reports whose deletion was interrupted.
+
+    Nothing else: the directory may be another program's, named as the data directory by mistake.
+    """
+    for path in folder.glob(f"{ID_PREFIX}_*"):
         if path.name not in known:
             shutil.rmtree(path, ignore_errors=True)
 

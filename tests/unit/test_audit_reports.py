@@ -213,6 +213,20 @@ async def test_a_start_takes_up_what_was_queued_and_removes_folders_that_no_repo
         reports.get("rpt_1")
 
 
+async def test_a_start_leaves_what_is_no_report_in_a_folder_that_has_an_audit_of_its_own(
+    service, tmp_path
+):
+    """A data directory that was chosen by mistake: a checkout, a home directory."""
+    others = [tmp_path / "audit" / name / "file" for name in ("2025", "checks", "rpt", "report_1")]
+    for path in others:
+        path.parent.mkdir(parents=True)
+        path.write_text("not of EscrowMQ")
+
+    await service.open()
+
+    assert [path.read_text() for path in others] == ["not of EscrowMQ"] * 4
+
+
 async def test_a_report_that_is_dropped_while_it_is_made_is_ended_and_its_files_are_gone(
     service, tmp_path
 ):

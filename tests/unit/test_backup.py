@@ -367,6 +367,32 @@ def test_backups_that_are_not_kept_go_with_the_pieces_that_no_other_has(data, fo
     assert restored(folder, tmp_path / "restored").findings == []
 
 
+def test_files_that_no_backup_wrote_stay_in_a_folder_that_has_such_names(data, folder, tmp_path):
+    """`--to /var`, with the logs of the machine in /var/log."""
+    others = [
+        tmp_path / "backups" / name
+        for name in (
+            "log/syslog",
+            f"log/{0:020d}",
+            f"log/{0:020d}-{7:020d}.gz",
+            "files/registry.db",
+            "files/20260302-registry.db",
+            "making/thesis.txt",
+            "backups/notes.txt",
+        )
+    ]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("not of EscrowMQ")
+    backed_up(data, folder)
+
+    made = backed_up(data, folder, keep=1)
+
+    assert (made.backups, made.removed_backups) == (1, 1)
+    assert [path.name for path in others if not path.exists()] == []
+    assert restored(folder, tmp_path / "restored").findings == []
+
+
 def test_a_registry_is_copied_while_it_is_written_to(data, folder, tmp_path):
     with closing(sqlite3.connect(data / "registry.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
