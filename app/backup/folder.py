@@ -9,6 +9,7 @@ A piece belongs to each backup that names it, so a later backup copies what is n
 exists once its `.json` does, which is written last.
 """
 
+import re
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,20 @@ from storage.files import durable
 from storage.files.vfs import OsVfs, ReadOnlyVfs
 
 _MAKING = "making"
+
+_TIME = r"\d{8}T\d{9}Z"
+_WRITTEN = re.compile(
+    rf"(\d{{20}}-\d{{20}}|{_TIME}-registry\.db|{_TIME}-registry-id|{_TIME}\.json)(\.part)?",
+    re.ASCII,
+)
+
+
+def is_written_by_a_backup(name: str) -> bool:
+    """Whether a run may remove a file of this name; on a URI it has `.part` until it is complete.
+
+    The folder may have others: `log` and `files` are names that any folder may have.
+    """
+    return _WRITTEN.fullmatch(name) is not None
 
 
 class Folder(Protocol):
@@ -60,8 +75,9 @@ class LocalFolder:
             lock = self._vfs.lock(self._root)
         except BlockingIOError:
             raise DirectoryInUse(self._root, None) from None
-        for name in self.sizes(_MAKING):  # of a run that was killed
-            self.remove(f"{_MAKING}/{name}")
+        for name in self.sizes(_MAKING):
+            if is_written_by_a_backup(name):  # of a run that was killed
+                self.remove(f"{_MAKING}/{name}")
         return closing(lock)
 
     def sizes(self, path: str) -> dict[str, int]:

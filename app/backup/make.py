@@ -12,7 +12,7 @@ import msgspec
 from crc32c import crc32c
 
 from app.backup import manifest, source
-from app.backup.folder import Folder
+from app.backup.folder import Folder, is_written_by_a_backup
 from app.backup.manifest import (
     FILES,
     LOG,
@@ -284,7 +284,7 @@ def _remove_unnamed(folder: Folder, backups: list[Backup]) -> None:
     named.update(file.stored for backup in backups for file in backup.files)
     for kind in (LOG, FILES):
         for name in folder.sizes(kind):
-            if f"{kind}/{name}" not in named:
+            if f"{kind}/{name}" not in named and is_written_by_a_backup(name):
                 folder.remove(f"{kind}/{name}")
 
 
