@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from storage.clock import Clock
-from storage.errors import FlushFailed, StoreClosed
+from storage.errors import FlushFailed, LogTakenAway, StoreClosed
 
 log = structlog.get_logger()
 
@@ -78,7 +78,7 @@ class Ticker:
             self.failures += 1
             self._in_a_row += 1
             self.last_error = f"{type(error).__name__}: {error}"
-            if isinstance(error, (StoreClosed, FlushFailed)):
+            if isinstance(error, (StoreClosed, FlushFailed, LogTakenAway)):
                 # The service itself says why the store has ended; a traceback would show the next
                 # caller.
                 log.warning("ticker_without_store", ticker=self.name, error=self.last_error)

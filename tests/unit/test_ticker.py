@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from scheduler.loops import Loop, LoopReport, Loops, ParkedItems, WatchedLoop
-from storage.errors import FlushFailed, StorageFull, StoreClosed
+from storage.errors import FlushFailed, LogTakenAway, StorageFull, StoreClosed
 from storage.files.simulated import SimulatedDisk
 from storage.local.options import LocalStoreOptions
 from tests.support.builders import messages
@@ -141,7 +141,13 @@ def test_a_failure_is_told_until_a_run_ends_well_and_counted_for_ever():
 
 @pytest.mark.parametrize(
     ("error", "is_cause"),
-    [(StoreClosed, False), (FlushFailed, False), (StorageFull, True), (OSError, True)],
+    [
+        (StoreClosed, False),
+        (FlushFailed, False),
+        (LogTakenAway, False),
+        (StorageFull, True),
+        (OSError, True),
+    ],
 )
 def test_a_loop_that_finds_the_store_ended_counts_it_and_leaves_the_cause_to_the_service(
     error, is_cause
