@@ -96,6 +96,7 @@ class Engine:
         self._given_up_end = 0  # no wait for other disks to have what is before it
         self._giving_up: Timer | None = None
         self._progress: asyncio.Future[None] | None = None
+        self._noted_shortage: str | None = None  # event of the line that is logged once for it
         self.queues = files.recovered.queues
         self.arrivals = Arrivals()
         self.preparer = self._make_preparer(options)
@@ -351,12 +352,18 @@ class Engine:
         self.arrivals.notify(queues)
 
     def _on_prepared(self) -> None:
+        if self._noted_shortage is not None and not self.preparer.is_full:
+            self._noted_shortage = None
+            log.info("log_has_room_again", directory=str(self._files.directory.root))
         self.writer.on_prepared()
         self._note_progress()
 
     def _on_full(self, error: Exception) -> None:
         event = "too_many_open_files" if is_out_of_files(error) else "disk_full"
-        log.warning(event, directory=str(self._files.directory.root), error=str(error))
+        if event != self._noted_shortage:
+            # once, and not at each try: the lines of a log on the same disk would fill it
+            log.warning(event, directory=str(self._files.directory.root), error=str(error))
+            self._noted_shortage = event
         self.writer.on_full()
 
     def _flush_log(self, begin: int, end: int) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 import pytest
+import structlog
 import uvloop
 
 from storage.clock import SystemClock
@@ -187,6 +188,30 @@ def test_a_disk_that_is_full_at_any_step_refuses_sends_takes_decisions_and_goes_
     with life.world as world:
         world.call(second())
     assert {disk.open(LOG / name).size() for name in disk.list_directory(LOG)} == {65_536}
+
+
+def test_a_full_disk_is_one_line_however_long_it_is_full_and_another_one_when_it_has_space_again():
+    async def main() -> None:
+        store, _ = await life.open()
+        for _ in range(2):
+            life.is_full = True
+            await until_refused(lambda _: store.append([message(b"x" * 1_500)]))
+            await asyncio.sleep(600)
+            with pytest.raises(StorageFull):
+                await store.append([message(b"x" * 60_000)])
+
+            life.is_full = False
+            await asyncio.sleep(2)
+            await store.append([message(b"x" * 1_500)])
+        await store.aclose()
+
+    life = Life(SimulatedDisk(), full_at_step=MOST_STEPS)
+    with life.world as world, structlog.testing.capture_logs() as lines:
+        world.call(main())
+
+    found = [(line["event"], line["log_level"]) for line in lines]
+    of_space = [line for line in found if line[0] in ("disk_full", "log_has_room_again")]
+    assert of_space == [("disk_full", "warning"), ("log_has_room_again", "info")] * 2
 
 
 def test_the_end_of_a_store_without_space_behind_its_messages_is_given_some():
