@@ -122,6 +122,13 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
+def _not_empty(path: Any) -> Any:
+    """A path; an empty one would be the current directory."""
+    if path == "":
+        raise ValueError("an empty path; the current directory is: .")
+    return path
+
+
 class ConfigurationError(Exception):
     """The service cannot start with these settings."""
 
@@ -135,7 +142,7 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 8080
-    data_dir: Path = Path("data")
+    data_dir: Annotated[Path, BeforeValidator(_not_empty)] = Path("data")
     dev: bool = False
     api_keys: tuple[SecretStr, ...] = ()  # that may do everything
     scoped_keys: tuple[KeyOptions, ...] = ()

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from cli.json_report import check_json
-from cli.service_options import check_url
+from cli.service_options import check_url, folder_of_option
 
 app = typer.Typer(
     name="import",
@@ -37,6 +37,7 @@ def follow(
             help="Folder of the copy: empty, or one that this command has begun.",
             metavar="FOLDER",
             show_default=False,
+            parser=folder_of_option,
         ),
     ],
     ha_port: Annotated[
@@ -53,6 +54,7 @@ def follow(
             help="End when the broker has had nothing new for five seconds and all of it is here, "
             "and import the copy into this data directory.",
             metavar="DATA_DIR",
+            parser=folder_of_option,
         ),
     ] = None,
     json_file: Annotated[

@@ -10,7 +10,7 @@ import typer
 
 from cli.common import in_short, say
 from cli.json_report import STDOUT, check_json, write_json
-from cli.service_options import Config, check_url
+from cli.service_options import Config, check_url, folder_of_option
 
 app = typer.Typer(
     name="replica",
@@ -18,7 +18,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-DataDir = Annotated[Path, typer.Option(help="The data directory of the replica.", metavar="DIR")]
+DataDir = Annotated[
+    Path,
+    typer.Option(help="The data directory of the replica.", metavar="DIR", parser=folder_of_option),
+]
 Json = Annotated[
     Path | None,
     typer.Option("--json", help="Write the report to this file; -: to the standard output alone."),
@@ -51,7 +54,12 @@ def follow(
         typer.Option(help="Port to answer HTTP on, 8080 unless set.", min=0, max=65_535),
     ] = None,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Directory of the copy; created if it is missing.")
+        Path | None,
+        typer.Option(
+            help="Directory of the copy; created if it is missing.",
+            metavar="<path>",
+            parser=folder_of_option,
+        ),
     ] = None,
     set_aside: Annotated[
         bool,
@@ -106,7 +114,11 @@ def status(data_dir: DataDir, json_file: Json = None) -> None:
 def promote(
     data_dir: Annotated[
         Path | None,
-        typer.Option(help="The data directory of a replica that is stopped.", metavar="DIR"),
+        typer.Option(
+            help="The data directory of a replica that is stopped.",
+            metavar="DIR",
+            parser=folder_of_option,
+        ),
     ] = None,
     url: Annotated[
         str | None,
@@ -171,12 +183,18 @@ def promote(
 def rocketmq_config(
     data_dir: Annotated[
         Path,
-        typer.Option(help="The data directory of the service, which may run.", metavar="DIR"),
+        typer.Option(
+            help="The data directory of the service, which may run.",
+            metavar="DIR",
+            parser=folder_of_option,
+        ),
     ],
     out: Annotated[
         Path,
         typer.Option(
-            help="Folder for the slave's store, or the one that it has.", metavar="FOLDER"
+            help="Folder for the slave's store, or the one that it has.",
+            metavar="FOLDER",
+            parser=folder_of_option,
         ),
     ],
     json_file: Json = None,

@@ -8,7 +8,7 @@ import typer
 
 from cli.common import Exit, in_short, say
 from cli.json_report import STDOUT, check_json, write_json
-from cli.service_options import check_url
+from cli.service_options import check_url, folder_of_option, not_empty
 
 app = typer.Typer(
     name="store",
@@ -212,7 +212,11 @@ Source = Annotated[
 Target = Annotated[
     Path,
     typer.Option(
-        "--to", help="A folder that is empty or does not exist.", metavar="DIR", show_default=False
+        "--to",
+        help="A folder that is empty or does not exist.",
+        metavar="DIR",
+        show_default=False,
+        parser=folder_of_option,
     ),
 ]
 DryRun = Annotated[
@@ -304,6 +308,7 @@ def backup(
             help="The folder of the backups: a path, or a URI such as s3://BUCKET/PATH.",
             metavar="DIR|URI",
             show_default=False,
+            parser=not_empty,
         ),
     ],
     keep: Annotated[
@@ -341,6 +346,7 @@ def restore(
             help="The folder of the backups: a path, or a URI such as s3://BUCKET/PATH.",
             metavar="DIR|URI",
             show_default=False,
+            parser=not_empty,
         ),
     ],
     target: Target,

@@ -4,6 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cli.main
+from app.settings import ConfigurationError, load
 
 
 def run(*command: str) -> tuple[int, str]:
@@ -39,6 +40,19 @@ def run(*command: str) -> tuple[int, str]:
             ],
             "has a host that cannot be",
         ),
+        (["serve", "--data-dir", "", "--config", "/nowhere.toml"], "an empty path"),
+        (["node", "--data-dir", "", "--config", "/nowhere.toml"], "an empty path"),
+        (["replica", "follow", "--data-dir", "", "--config", "/nowhere.toml"], "an empty path"),
+        (["replica", "status", "--data-dir", ""], "an empty path"),
+        (["replica", "promote", "--data-dir", ""], "an empty path"),
+        (["replica", "rocketmq-config", "--data-dir", "", "--out", "."], "an empty path"),
+        (["replica", "rocketmq-config", "--data-dir", ".", "--out", ""], "an empty path"),
+        (["store", "backup", "--from", ".", "--to", ""], "an empty path"),
+        (["store", "restore", "--from", ".", "--to", ""], "an empty path"),
+        (["store", "restore", "--from", "", "--to", "."], "an empty path"),
+        (["store", "import", "--from", ".", "--to", ""], "an empty path"),
+        (["store", "export", "--from", ".", "--to", ""], "an empty path"),
+        (["import", "follow", "--from", "broker:10912", "--to", ""], "an empty path"),
         (["dump", __file__], "is none of"),
         (["store", "dump", __file__], "is none of"),
     ],
@@ -47,6 +61,13 @@ def test_what_no_command_can_take_is_wrong_usage(command, reason):
     status, said = run(*command)
 
     assert (status, reason in " ".join(said.replace("│", "").split())) == (2, True)
+
+
+def test_a_variable_with_an_empty_data_directory_is_a_wrong_setting(monkeypatch):
+    monkeypatch.setenv("ESCROWMQ_DATA_DIR", "")
+
+    with pytest.raises(ConfigurationError, match=r"ESCROWMQ_DATA_DIR: an empty path"):
+        load()
 
 
 def test_a_document_that_cannot_be_written_is_no_success(tmp_path):
