@@ -2,6 +2,7 @@
 running service.
 """
 
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,13 @@ def of_service(url: str, api_key: str | None) -> list[StartView]:
     # The scheme was checked.
     address = f"{url.rstrip('/')}/v1/admin/recovery"
     asked = urllib.request.Request(address, headers=headers)  # noqa: S310
-    with urllib.request.urlopen(asked, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
-        body = answer.read()
+    try:
+        with urllib.request.urlopen(asked, timeout=_TIMEOUT_SECONDS) as answer:  # noqa: S310
+            body = answer.read()
+    except urllib.error.HTTPError as error:
+        raise ValueError(f"{address} returned {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise ConnectionError(f"{url} cannot be reached: {error.reason}") from None
     try:
         found = msgspec.json.decode(body, type=RecoveryView)
         # The newest one, without the field `earlier`.

@@ -1,5 +1,7 @@
 """Wrong usage of a command is status 2, a failure is 3, and neither is a traceback."""
 
+import socket
+
 import pytest
 from typer.testing import CliRunner
 
@@ -68,6 +70,17 @@ def test_a_variable_with_an_empty_data_directory_is_a_wrong_setting(monkeypatch)
 
     with pytest.raises(ConfigurationError, match=r"ESCROWMQ_DATA_DIR: an empty path"):
         load()
+
+
+def test_a_service_that_cannot_be_reached_is_named_with_the_reason():
+    with socket.socket() as taken:  # nothing listens there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        status, said = run("store", "recovery-report", "--url", url)
+
+    assert status == 3
+    assert said.startswith(f"There is no report: ConnectionError: {url} cannot be reached: [Errno")
+    assert "urlopen" not in said
 
 
 def test_a_document_that_cannot_be_written_is_no_success(tmp_path):
