@@ -14,21 +14,27 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 import httpx
 import yarl
+from aiohttp.http_exceptions import HttpProcessingError
 
 _KEEP_ALIVE_S = 5.0  # as httpx: shorter than what servers and proxies keep
 
 # The first that an error is an instance of counts. What may have reached the service is none of
 # the errors of connecting: a call is repeated only where that is safe.
-_ERRORS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
+_ERRORS: tuple[tuple[type[Exception], type[httpx.RequestError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
     (aiohttp.ClientHttpProxyError, httpx.ProxyError),
     (aiohttp.ClientConnectorError, httpx.ConnectError),
+    (aiohttp.ServerFingerprintMismatch, httpx.ConnectError),
     (TimeoutError, httpx.ReadTimeout),
+    (aiohttp.TooManyRedirects, httpx.TooManyRedirects),
+    (aiohttp.RedirectClientError, httpx.TooManyRedirects),
     (aiohttp.InvalidURL, httpx.UnsupportedProtocol),
+    (aiohttp.NonHttpUrlClientError, httpx.UnsupportedProtocol),
     (aiohttp.ServerDisconnectedError, httpx.RemoteProtocolError),
     (aiohttp.ClientResponseError, httpx.RemoteProtocolError),
     (aiohttp.ClientPayloadError, httpx.RemoteProtocolError),
     (aiohttp.ClientError, httpx.ReadError),
+    (HttpProcessingError, httpx.RemoteProtocolError),
     (OSError, httpx.ReadError),
 )
 
@@ -54,7 +60,7 @@ class _Transport(httpx.AsyncBaseTransport):
         self._proxies: dict[tuple[str, str], str | None] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; the answer is read as it comes. Raises httpx.TransportError."""
+        """Send a request; the answer is read as it comes. Raises httpx.RequestError."""
         session = self._opened()
         limits = request.extensions.get("timeout", {})
         with _as_of_httpx(request):

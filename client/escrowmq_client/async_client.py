@@ -50,8 +50,7 @@ from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import AsyncTransactionScope
 from escrowmq_client.transport import (
-    LOST,
-    NO_ADDRESS,
+    FAILURES,
     Connection,
     Hooks,
     check_events,
@@ -149,10 +148,9 @@ class AsyncClient:
     async def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
         try:
             response = await self._request(request)
-        except LOST as error:
-            raise error_from(error, request["url"].removesuffix(call.path)) from error
-        except NO_ADDRESS as error:
-            raise ValueError(f"{call.operation}: {error}") from error
+        except FAILURES as error:
+            url = request["url"].removesuffix(call.path)
+            raise error_from(error, url, call.operation) from error
         return read(response, call.parse)
 
     async def _request(self, request: Mapping[str, Any]) -> httpx.Response:
@@ -232,11 +230,9 @@ class AsyncClient:
                             process.check()
                 failure = events.end()
                 self._pool.check_open()
-            except LOST as error:
+            except FAILURES as error:
                 self._pool.check_open()
-                failure = error_from(error, url)
-            except NO_ADDRESS as error:
-                raise ValueError(f"{call.operation}: {error}") from error
+                failure = error_from(error, url, call.operation)
             except EscrowMQError as error:
                 failure = error
             self._connection.addresses.note(failure, url)

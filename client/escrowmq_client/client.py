@@ -42,8 +42,7 @@ from escrowmq_client.retry import Attempts, Retry
 from escrowmq_client.sending import StreamCalls
 from escrowmq_client.transaction import TransactionScope
 from escrowmq_client.transport import (
-    LOST,
-    NO_ADDRESS,
+    FAILURES,
     Connection,
     Hooks,
     check_events,
@@ -147,10 +146,9 @@ class Client:
     def _try(self, request: Mapping[str, Any], call: Call[T]) -> T:
         try:
             response = self._request(request)
-        except LOST as error:
-            raise error_from(error, request["url"].removesuffix(call.path)) from error
-        except NO_ADDRESS as error:
-            raise ValueError(f"{call.operation}: {error}") from error
+        except FAILURES as error:
+            url = request["url"].removesuffix(call.path)
+            raise error_from(error, url, call.operation) from error
         return read(response, call.parse)
 
     def _request(self, request: Mapping[str, Any]) -> httpx.Response:
@@ -227,11 +225,9 @@ class Client:
                             process.check()
                 failure = events.end()
                 self._pool.check_open()
-            except LOST as error:
+            except FAILURES as error:
                 self._pool.check_open()
-                failure = error_from(error, url)
-            except NO_ADDRESS as error:
-                raise ValueError(f"{call.operation}: {error}") from error
+                failure = error_from(error, url, call.operation)
             except EscrowMQError as error:
                 failure = error
             self._connection.addresses.note(failure, url)

@@ -22,6 +22,7 @@ from weakref import WeakSet
 import httpx
 
 from escrowmq_client.errors import ClientClosed
+from escrowmq_client.transport import NOT_SENT
 
 H = TypeVar("H", httpx.Client, httpx.AsyncClient)
 P = TypeVar("P", bound="_Pools[Any]")
@@ -442,7 +443,7 @@ class OneProcess:
 def closed(error: Exception | None, *, outcome_unknown: bool | None = None) -> ClientClosed:
     """Make the error of a call that failed with `error` as its client was closed, or before."""
     if outcome_unknown is None:
-        never_sent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, RuntimeError)
+        never_sent = (*NOT_SENT, httpx.PoolTimeout, RuntimeError)
         outcome_unknown = error is not None and not isinstance(error, never_sent)
     return ClientClosed(
         "the client was closed during the call" if outcome_unknown else "the client is closed",

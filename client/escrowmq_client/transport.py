@@ -3,7 +3,7 @@
 import os
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeVar
@@ -34,14 +34,8 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 # Nothing has reached the service when one of these is raised: a ProxyError is that of a proxy that
 # has refused to connect to it.
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError)
-LOST = (
-    httpx.TimeoutException,
-    httpx.NetworkError,
-    httpx.RemoteProtocolError,
-    httpx.ProxyError,
-    httpx.DecodingError,
-)
-NO_ADDRESS = (httpx.InvalidURL, httpx.UnsupportedProtocol)
+# All that httpx raises for a request. Its RuntimeErrors are mistakes of the program.
+FAILURES = (httpx.HTTPError, httpx.InvalidURL)
 # Out of a proxy's refusal to connect: its status. One of these may be another at the next try.
 _REFUSAL = re.compile(r"4\d\d\b(?<!408)(?<!425)(?<!429)")
 _MOST_DIGITS = 9  # of seconds: 30 years
@@ -115,11 +109,24 @@ def _check_headers(headers: Mapping[str, str]) -> None:
             )
 
 
-def error_from(error: httpx.RequestError, url: str) -> Unreachable | InvalidAnswer:
-    """Return the error of a request to this service that got no answer, or no readable one."""
+def error_from(
+    error: httpx.HTTPError | httpx.InvalidURL, url: str, operation: str
+) -> EscrowMQError:
+    """Return the error of a request to this service that got no answer, or no readable one.
+
+    Raises ValueError for a request that cannot be sent as it is.
+    """
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    if isinstance(error, httpx.DecodingError):
+    if isinstance(error, httpx.HTTPStatusError):  # of a hook of the caller's own connections
+        return _refusal(error.response)
+    if isinstance(error, httpx.DecodingError | httpx.TooManyRedirects) or _is_led_away(error):
         return InvalidAnswer(f"{url}: {reason}")
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        raise ValueError(f"{operation}: {error}") from error
+    if _is_refused_header(error):
+        # Without the text of h11, which names the value.
+        text = f"{operation}: the connections add a header that HTTP cannot carry"
+        raise ValueError(text) from None
     if isinstance(error, httpx.PoolTimeout):
         return PoolExhausted(f"{url}: {reason}", outcome_unknown=False)
     if isinstance(error, httpx.ProxyError) and _REFUSAL.match(str(error)):
@@ -132,14 +139,33 @@ def error_from(error: httpx.RequestError, url: str) -> Unreachable | InvalidAnsw
     )
 
 
-def _is_distrust(error: BaseException | None) -> bool:
+def _is_led_away(error: Exception) -> bool:
+    """Tell whether httpx has followed a redirect to an address that is none of HTTP."""
+    if not isinstance(error, httpx.UnsupportedProtocol):
+        return False
+    return error.request.url.scheme not in ("http", "https")
+
+
+def _is_refused_header(error: Exception) -> bool:
+    """Tell whether HTTP/1.1 cannot carry a header: h11 says so before anything is sent.
+
+    With HTTP/2 a LocalProtocolError may come at any time.
+    """
+    return isinstance(error, httpx.LocalProtocolError) and any(
+        type(one).__module__.partition(".")[0] == "h11" for one in _causes(error)
+    )
+
+
+def _is_distrust(error: Exception) -> bool:
     """Tell whether a connection failed as a certificate is not trusted."""
+    return any(isinstance(one, ssl.SSLCertVerificationError) for one in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[object]:
+    """Yield an error and its causes, which httpcore has as arguments alone behind tasks."""
     while error is not None:
-        # Behind tasks httpcore has it as an argument alone.
-        if any(isinstance(one, ssl.SSLCertVerificationError) for one in (error, *error.args)):
-            return True
+        yield from (error, *error.args)
         error = error.__cause__
-    return False
 
 
 def read(response: httpx.Response, parse: Callable[[Answer], T]) -> T:
@@ -153,18 +179,23 @@ def read(response: httpx.Response, parse: Callable[[Answer], T]) -> T:
 
 
 def check_events(response: httpx.Response) -> None:
-    """Raise InvalidAnswer unless this is a stream of events."""
+    """Raise InvalidAnswer unless this is a stream of events, which is in UTF-8."""
     kind = response.headers.get("Content-Type", "")
     if not kind.startswith(EVENTS):
         raise InvalidAnswer(f"a stream of {kind or 'no type'}, not of {EVENTS}")
+    response.encoding = "utf-8"  # whatever it says: Python has encodings of no text
 
 
 def _refusal(response: httpx.Response) -> EscrowMQError:
     try:
-        problem = _problem.decode(response.content)
+        content = response.content
+    except httpx.ResponseNotRead:
+        content = b"(not read)"
+    try:
+        problem = _problem.decode(content)
     except UNREADABLE:
         # Not `response.text`: a server may name any encoding of Python, also one of no text.
-        shown = response.content.decode("utf-8", "replace")[:200]
+        shown = content.decode("utf-8", "replace")[:200]
         if response.status_code in _FROM_A_PROXY:
             return Unreachable(
                 f"status {response.status_code} from something before the service: {shown}",
