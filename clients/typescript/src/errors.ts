@@ -10,7 +10,11 @@ export class EscrowMQError extends Error {
 /** No response came: the service could not be reached, or did not answer in time. */
 export class Unreachable extends EscrowMQError {
   override name = "Unreachable";
-  /** Whether the service may have carried the request out: false if it was never sent. */
+  /**
+   * Whether the service may have carried the request out: false if it was never sent. A change with
+   * `If-Match` whose answer was lost, and which is refused with 412 when it is sent again, has an
+   * unknown outcome, too: read the resource, and compare it with what you asked for.
+   */
   readonly outcomeUnknown: boolean;
 
   constructor(message: string, options: ErrorOptions & { outcomeUnknown?: boolean } = {}) {

@@ -18,6 +18,7 @@ export const defaultRetry: Retry = { totalMs: 30_000, firstMs: 100, maxMs: 5_000
 export const MOST_HOPS = 3;
 
 const NEVER = new Set(["reply_timeout"]);
+const REVISION_MISMATCH = "revision_mismatch";
 
 /**
  * Is a request that failed like this sent again? The one rule, for every operation. One that acts
@@ -35,6 +36,17 @@ export function pause(error: unknown, tries: number, retry: Retry, random: numbe
   const limit = Math.min(retry.maxMs, retry.firstMs * 2 ** (tries - 1));
   const wanted = error instanceof ProblemError ? (error.retryAfterMs ?? 0) : 0;
   return Math.max(wanted, random * limit);
+}
+
+/**
+ * The error of a change of one revision (`If-Match`) which is another one by now, although an
+ * earlier try, whose answer was lost, may have made the change. Any other error is as it was.
+ */
+function withLost(error: unknown, lost: Unreachable | undefined): unknown {
+  if (!lost || !(error instanceof ProblemError) || error.code !== REVISION_MISMATCH) return error;
+  const sent = `${lost.message}; sent again: ${error.message}`;
+  const message = `${sent}; this call has made the change, or another one has`;
+  return new Unreachable(message, { cause: error, outcomeUnknown: true });
 }
 
 interface Repetition {
@@ -56,10 +68,12 @@ export async function retrying<Result>(
 ): Promise<Result> {
   const deadline = clock.now() + retry.totalMs;
   let hops = 0;
+  let lost: Unreachable | undefined;
   for (let tries = 1; ; tries++) {
     try {
       return await once();
     } catch (error) {
+      if (error instanceof Unreachable && error.outcomeUnknown) lost = error;
       if (isReplica(error) && primaryOf(error) && hops < mostHops) {
         hops++;
         tries--;
@@ -68,7 +82,9 @@ export async function retrying<Result>(
       }
       hops = 0;
       const ms = pause(error, rounds(tries), retry, clock.random());
-      if (!isTransient(error, isSentOnce) || clock.now() + ms >= deadline) throw error;
+      if (!isTransient(error, isSentOnce) || clock.now() + ms >= deadline) {
+        throw withLost(error, lost);
+      }
       onRetry?.(error);
       await clock.sleep(ms, signal ?? undefined);
       signal?.throwIfAborted();

@@ -1,5 +1,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
 import { test } from "node:test";
 import { KEYED, SENT_ONCE } from "../../src/generated/operations.js";
 import * as exported from "../../src/index.js";
@@ -190,6 +192,72 @@ test("an operation that acts each time is repeated where it has not acted", asyn
     assert.deepEqual(await sent, { done: true });
     assert.equal(calls.length, 4, name);
   }
+});
+
+test("a change of a revision whose answer was lost has an unknown outcome", async (t) => {
+  let revision = 1;
+  let losses = 0;
+  const server = createServer((request, response) => {
+    if (request.headers["if-match"] !== `"${revision}"`) {
+      response.writeHead(412).end(JSON.stringify(problem(412, "revision_mismatch")));
+      return;
+    }
+    revision++; // the change is made
+    if (losses-- > 0) return void response.destroy();
+    response.writeHead(502).end("<html>"); // of a proxy
+  });
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  t.after(() => server.close());
+  const url = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const client = new EscrowMQ({ url, retry: { totalMs: 60_000, firstMs: 1, maxMs: 1 } });
+  const header = (of: number) => ({ "If-Match": `"${of}"` });
+  const topic = { topic: "orders" };
+  const changes = [
+    (of: number) =>
+      client.api.PATCH("/v1/topics/{topic}", {
+        params: { path: topic, header: header(of) },
+        body: { queues: 9 },
+      }),
+    (of: number) =>
+      client.api.PUT("/v1/groups/{group}", {
+        params: { path: { group: "billing" }, header: header(of) },
+        body: {},
+      }),
+    (of: number) =>
+      client.api.DELETE("/v1/topics/{topic}", { params: { path: topic, header: header(of) } }),
+  ];
+
+  for (const lost of [1, 0]) {
+    for (const change of changes) {
+      losses = lost;
+      const before = revision;
+      await assert.rejects(change(before), (error: unknown) => {
+        assert.ok(error instanceof Unreachable);
+        assert.ok(error.outcomeUnknown);
+        assert.match(error.message, /; sent again: 412 revision_mismatch: .* or another one has$/);
+        assert.equal((error.cause as ProblemError).status, 412);
+        return true;
+      });
+      assert.equal(revision, before + 1);
+      await assert.rejects(change(before), { name: "ProblemError", status: 412 }); // of another one
+    }
+  }
+});
+
+test("a change of a revision that was never sent before is refused as it is", async () => {
+  const unsent = new TypeError("fetch failed", {
+    cause: Object.assign(new Error("connect ECONNREFUSED"), { syscall: "connect" }),
+  });
+  const answers = [unsent, refused(412, "revision_mismatch")];
+  const { client, clock } = fakeService(() => answers.shift());
+  const params = { path: { topic: "orders" }, header: { "If-Match": '"1"' } };
+
+  const changed = client.api.PATCH("/v1/topics/{topic}", { params, body: { queues: 9 } });
+  const failed = assert.rejects(changed, { name: "ProblemError", status: 412 });
+  await clock.advance(1_000);
+
+  await failed;
+  assert.equal(answers.length, 0);
 });
 
 test("an id that would lead to another resource is refused before a request", async () => {
