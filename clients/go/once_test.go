@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -118,6 +119,77 @@ func TestAnOperationThatActsEachTimeIsRepeatedWhereItHasNotActed(t *testing.T) {
 		if err != nil || tries.Load() != 2 {
 			t.Error(name, err, tries.Load(), "tries")
 		}
+	}
+}
+
+func TestAChangeOfARevisionWhoseAnswerWasLostIsUnknown(t *testing.T) {
+	lost := map[string]func(http.ResponseWriter, *http.Request){
+		"no answer":   breakOff,
+		"of a proxy":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) },
+		"half of one": halfAProblem,
+	}
+	changes := map[string]func(*Client, *string) error{
+		"topic": func(client *Client, revision *string) error {
+			params := &api.UpdateTopicParams{IfMatch: revision}
+			change := api.TopicChanges{Queues: Ptr(int32(9))}
+			_, err := Check(client.API.UpdateTopicWithResponse(ctx, "orders", params, change))
+			return err
+		},
+		"group": func(client *Client, revision *string) error {
+			params := &api.PutGroupParams{IfMatch: revision}
+			_, err := Check(client.API.PutGroupWithResponse(ctx, "g", params, api.GroupInput{}))
+			return err
+		},
+	}
+	for why, loses := range lost {
+		for what, change := range changes {
+			revision := 1
+			server, tries := machine(t, func(_ int, w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("If-Match") != strconv.Quote(strconv.Itoa(revision)) {
+					problemOf(w, 412, "revision_mismatch", false)
+					return
+				}
+				revision++ // the change is made
+				loses(w, r)
+			})
+			client := newClient(t, server.URL)
+
+			err := change(client, Ptr(`"1"`))
+			later := change(client, Ptr(`"1"`)) // of another client
+
+			var unknown *ChangeUnknownError
+			if !errors.As(err, &unknown) || unknown.Lost == nil || unknown.Problem.Status != 412 {
+				t.Fatal(what, why, err)
+			}
+			if HasCode(err, "revision_mismatch") || !HasCode(later, "revision_mismatch") {
+				t.Error(what, why, err, later)
+			}
+			if revision != 2 || tries.Load() != 3 {
+				t.Error(what, why, revision, tries.Load(), "tries")
+			}
+		}
+	}
+}
+
+// halfAProblem breaks a refusal off that something between has begun.
+func halfAProblem(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Length", "100")
+	w.WriteHeader(http.StatusInternalServerError)
+}
+
+func TestAChangeOfARevisionThatWasNeverSentBeforeIsRefusedAsItIs(t *testing.T) {
+	server, _ := machine(t, func(_ int, w http.ResponseWriter, _ *http.Request) {
+		problemOf(w, 412, "revision_mismatch", false)
+	})
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	client := newClient(t, gone.URL+","+server.URL)
+	params := &api.UpdateTopicParams{IfMatch: Ptr(`"1"`)}
+
+	_, err := Check(client.API.UpdateTopicWithResponse(ctx, "orders", params, api.TopicChanges{}))
+
+	if !HasCode(err, "revision_mismatch") {
+		t.Error(err)
 	}
 }
 

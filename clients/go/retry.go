@@ -25,7 +25,8 @@ import (
 // The operations of [api.SentOnce], a rotation of a secret for example, take none and act each
 // time: they are sent again only where the service was not reached, or says that it has done
 // nothing. A body that cannot be read twice is not sent again, and neither is a request whose reply
-// did not come in time (reply_timeout).
+// did not come in time (reply_timeout). A change with If-Match that is refused with 412 when it is
+// sent again after a lost answer is a *[ChangeUnknownError].
 //
 // Of several addresses, a request goes on at the next one where a machine does not answer, starts
 // or stops. A replica answers not_primary, and leads to its service: at once, three times in a row
@@ -75,11 +76,15 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 	started, waits := time.Now(), waitOf(request)
 	watching := outageOf(request)
 	hops := 0
+	var lost error // the answer of a try that may have had its effect
 	for tries := 1; ; tries++ {
 		asked, begun := r.addresses.aim(request), time.Now()
 		response, err, isUnsent := r.try(request, waits)
 		found := outcomeOf(response, err)
 		found.notDone = found.notDone || isUnsent
+		if why := lostAnswer(request, response, err, found); why != nil {
+			lost = why
+		}
 		ended := request.Context().Err()
 		// The context of a call may have less time than a try.
 		isLate := errors.Is(ended, context.DeadlineExceeded) && time.Since(begun) > waits
@@ -94,6 +99,9 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 		isRepeatable := isReadable && request.Context().Value(onceKey{}) == nil &&
 			(found.notDone || !isOnce)
 		if !isLed && !(found.again && isRepeatable) || ended != nil {
+			if lost != nil && found.isAnother {
+				return nil, changeUnknown(lost, response)
+			}
 			return response, err
 		}
 		if isLed {
@@ -127,6 +135,9 @@ type outcome struct {
 	notDone bool          // and the service has carried nothing out
 	wait    time.Duration // that the service asks for
 
+	isLost    bool // there was no answer of the service
+	isAnother bool // the change is of another revision than that of now
+
 	isAway    bool   // another machine may be the service by now
 	isReplica bool   // and not the service; nothing was carried out
 	primary   string // the address of the service, as the replica knows it
@@ -134,7 +145,7 @@ type outcome struct {
 
 func outcomeOf(response *http.Response, err error) outcome {
 	if err != nil {
-		return outcome{again: true, isAway: true}
+		return outcome{again: true, isLost: true, isAway: true}
 	}
 	if response.StatusCode < 400 {
 		return outcome{}
@@ -144,7 +155,7 @@ func outcomeOf(response *http.Response, err error) outcome {
 	_ = response.Body.Close()
 	response.Body = io.NopCloser(bytes.NewReader(body))
 	if err != nil {
-		return outcome{again: true, isAway: true}
+		return outcome{again: true, isLost: true, isAway: true}
 	}
 	var problem struct {
 		Code         string `json:"code"`
@@ -168,6 +179,8 @@ func outcomeOf(response *http.Response, err error) outcome {
 		again:     problem.Retryable || retryableStatus(status) || isProxys || isReplica,
 		notDone:   problem.Retryable || isReplica,
 		wait:      wait,
+		isLost:    isProxys || problem.Code == "" && status == http.StatusServiceUnavailable,
+		isAnother: problem.Code == "revision_mismatch",
 		isAway:    isProxys || problem.Code == "recovering" || problem.Code == "shutting_down",
 		isReplica: isReplica,
 		primary:   problem.Context.Primary,
