@@ -34,6 +34,9 @@ final class RepeatingClient extends HttpClient {
   // A problem is small. What follows a megabyte is no problem of this service.
   private static final int LONGEST_PROBLEM = 1 << 20;
 
+  private static final String NO_DOCUMENT = "not_a_problem_document";
+  private static final String REVISION_MISMATCH = "revision_mismatch";
+
   // How often in a row a request goes at once where a replica leads it.
   private static final int MOST_HOPS = 3;
 
@@ -57,6 +60,7 @@ final class RepeatingClient extends HttpClient {
     var request = operation.repeatable();
     long started = System.nanoTime();
     int hops = 0;
+    Exception lost = null; // the answer of a try that may have had its effect
     for (int tries = 1; ; tries++) {
       Problem problem = null;
       IOException failure = null;
@@ -72,9 +76,15 @@ final class RepeatingClient extends HttpClient {
         problem = problem(response);
         isDone = !problem.getRetryable();
         refine(problem, response);
+        if (isProxys(problem)) {
+          lost = new ProblemException(problem);
+        }
       } catch (IOException unanswered) {
         failure = unanswered;
         isDone = !isUnsent(unanswered);
+        if (isDone) {
+          lost = unanswered;
+        }
       }
       addresses.note(asked, problem);
       if (problem != null && Addresses.isLed(problem) && hops < MOST_HOPS) {
@@ -94,7 +104,11 @@ final class RepeatingClient extends HttpClient {
         if (failure != null) {
           throw failure;
         }
-        throw new ProblemException(problem);
+        var refusal = new ProblemException(problem);
+        if (lost != null && REVISION_MISMATCH.equals(refusal.code())) {
+          throw new ChangeUnknownException(lost, refusal);
+        }
+        throw refusal;
       }
       Thread.sleep(wait.get().toMillis());
     }
@@ -122,6 +136,13 @@ final class RepeatingClient extends HttpClient {
     return failure instanceof ConnectException || failure instanceof HttpConnectTimeoutException;
   }
 
+  /** Does an answer without a problem document say that the service gave none? */
+  private static boolean isProxys(Problem problem) {
+    var status = problem.getStatus();
+    return NO_DOCUMENT.equals(problem.getCode())
+        && (status == 502 || status == 503 || status == 504);
+  }
+
   private static boolean isRepeated(Problem problem) {
     return Boolean.TRUE.equals(problem.getRetryable())
         && !"reply_timeout".equals(problem.getCode());
@@ -144,7 +165,7 @@ final class RepeatingClient extends HttpClient {
     if (problem.getCode() == null) {
       busy |= status == 502 || status == 504; // of a proxy, which got no answer
       problem
-          .code("not_a_problem_document")
+          .code(NO_DOCUMENT)
           .detail("status " + status + " without a problem document");
     }
     problem.status(status).retryable(busy || problem.getRetryable());

@@ -12,9 +12,11 @@ import com.sun.net.httpserver.HttpExchange;
 import com.sun.net.httpserver.HttpServer;
 import dev.escrowmq.client.invoker.ApiException;
 import dev.escrowmq.client.invoker.Operations;
+import dev.escrowmq.client.model.GroupInput;
 import dev.escrowmq.client.model.JoinInput;
 import dev.escrowmq.client.model.ReceiveInput;
 import dev.escrowmq.client.model.ResetInput;
+import dev.escrowmq.client.model.TopicChanges;
 import java.io.IOException;
 import java.net.InetSocketAddress;
 import java.net.ServerSocket;
@@ -144,6 +146,72 @@ class OnceTest {
         assertNull(machine.keys.get(0));
       }
     }
+  }
+
+  /** Makes a change of the revision that is named, and loses its answer. */
+  private static final class Revisions implements Answering {
+    final Answering losing;
+    int revision = 1;
+
+    Revisions(Answering losing) {
+      this.losing = losing;
+    }
+
+    @Override
+    public void answer(int number, HttpExchange exchange) throws Exception {
+      var wanted = exchange.getRequestHeaders().getFirst("If-Match");
+      if (!wanted.equals("\"" + revision + "\"")) {
+        OnceTest.answer(exchange, 412, problem(412, "revision_mismatch", false));
+        return;
+      }
+      revision++; // the change is made
+      losing.answer(number, exchange);
+    }
+  }
+
+  @Test
+  void aChangeOfARevisionWhoseAnswerWasLostIsUnknown() throws IOException {
+    var lost =
+        Map.<String, Answering>of(
+            "no answer", (number, exchange) -> exchange.close(),
+            "half of one", (number, exchange) -> exchange.sendResponseHeaders(200, 100),
+            "of a proxy", (number, exchange) -> answer(exchange, 502, "<html>"));
+    var changes =
+        Map.<String, Consumer<EscrowMQ>>of(
+            "topic",
+            client -> client.topics().updateTopic("orders", "\"1\"", new TopicChanges().queues(9)),
+            "group",
+            client -> client.groups().putGroup("g", "\"1\"", new GroupInput()));
+    for (var change : changes.values()) {
+      for (var one : lost.entrySet()) {
+        var revisions = new Revisions(one.getValue());
+        var machine = new Machine(revisions);
+        var client = client(machine.url);
+
+        var unknown =
+            assertThrows(ChangeUnknownException.class, () -> change.accept(client), one.getKey());
+        var refused = assertThrows(ProblemException.class, () -> change.accept(client));
+
+        assertEquals(412, unknown.refusal().status());
+        assertNotNull(unknown.getCause());
+        assertEquals("revision_mismatch", refused.code()); // the change of another one
+        assertEquals(2, revisions.revision);
+        assertEquals(3, machine.bodies.size());
+      }
+    }
+  }
+
+  @Test
+  void aChangeOfARevisionThatWasNeverSentBeforeIsRefusedAsItIs() throws IOException {
+    var machine = new Machine(new Revisions((number, exchange) -> exchange.close()));
+    var client = client("http://127.0.0.1:1," + machine.url);
+
+    var refused =
+        assertThrows(
+            ProblemException.class,
+            () -> client.topics().updateTopic("orders", "\"0\"", new TopicChanges()));
+
+    assertEquals("revision_mismatch", refused.code());
   }
 
   @Test
