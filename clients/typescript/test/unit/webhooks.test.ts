@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import { createHmac } from "node:crypto";
+import { once } from "node:events";
 import { createServer } from "node:http";
 import { type AddressInfo, connect } from "node:net";
 import { test } from "node:test";
@@ -163,7 +164,7 @@ test("with Express the handler takes the raw body", async () => {
   assert.deepEqual(written, [200, { decision: "unknown" }]);
 });
 
-/** A server of Node with the handler, and how often a promise of the handler rejected. */
+/** A server of Node with the handler, its first request, and how each of them ended. */
 async function served(handler: ReturnType<typeof nodeCheckHandler>) {
   const ends: string[] = [];
   const server = createServer((request, response) => {
@@ -172,20 +173,21 @@ async function served(handler: ReturnType<typeof nodeCheckHandler>) {
       () => ends.push("rejected"),
     );
   });
+  const begun = once(server, "request");
   await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
   const close = (): void => {
     server.close();
     server.closeAllConnections();
   };
-  return { port: (server.address() as AddressInfo).port, ends, close };
+  return { port: (server.address() as AddressInfo).port, begun, ends, close };
 }
 
 test("a request that is broken off in its body leaves the program running", async () => {
-  const { port, ends, close } = await served(nodeCheckHandler([SECRET], () => "commit"));
+  const { port, begun, ends, close } = await served(nodeCheckHandler([SECRET], () => "commit"));
 
   const socket = connect(port, "127.0.0.1");
   socket.write("POST / HTTP/1.1\r\nhost: shop\r\ncontent-length: 100\r\n\r\nhalf");
-  await new Promise((resolve) => setTimeout(resolve, 100));
+  await begun;
   socket.destroy();
   while (ends.length === 0) await settled();
   close();
