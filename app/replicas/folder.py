@@ -2,7 +2,6 @@
 before a person has promoted it.
 """
 
-import shutil
 from pathlib import Path
 
 import msgspec
@@ -107,15 +106,18 @@ def write_promise(data_dir: Path, promise: Promise) -> None:
 
 
 def has_log(data_dir: Path) -> bool:
-    folder = data_dir / "store" / _COMMIT_LOG
-    return folder.is_dir() and any(
-        names.base_offset(path.name) is not None for path in folder.iterdir()
-    )
+    return bool(_segments(data_dir / "store"))
 
 
 def remove_empty_store(data_dir: Path) -> None:
-    """Remove the files of a store without any unit, that is closed."""
-    shutil.rmtree(data_dir / "store")
+    """Remove the log of a store without any unit, that is closed, and what says how far it was:
+    nothing is derived from it.
+
+    Other files stay: the directory may have been one with a `store` of another program.
+    """
+    store = data_dir / "store"
+    for path in (*_segments(store), *_files(store / "snapshots"), store / "checkpoint"):
+        path.unlink(missing_ok=True)
 
 
 def cut_log(data_dir: Path, offset: int, *, folder: str, segment_bytes: int) -> Done:
@@ -153,3 +155,14 @@ def _replace(data_dir: Path, path: Path, data: bytes) -> None:
     making = data_dir / "store" / "making"
     OsVfs().make_directory(making)
     durable.replace(OsVfs(), path, data, scratch=making)
+
+
+def _segments(store: Path) -> list[Path]:
+    return [
+        path for path in _files(store / _COMMIT_LOG) if names.base_offset(path.name) is not None
+    ]
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files in a folder; none where there is no such folder."""
+    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []

@@ -78,7 +78,7 @@ class KeyIndex:
         self._failing = FailingPages(clock, is_derived=True)
         self._rebuilding: dict[IndexFile, Generator[None, None, None]] = {}
         self.rebuilt_files = 0
-        names = [name for name in vfs.list_directory(directory) if index_file.is_file_name(name)]
+        names = self._file_names()
         for name in names:
             file = self._open(directory / name, self._load_sums(name))
             if file is not None and file.has_its_length:
@@ -116,11 +116,14 @@ class KeyIndex:
     def clear(self) -> None:
         """Forget everything: it will be fed from the beginning of the log."""
         self.close()
-        for name in self._vfs.list_directory(self._directory):
+        for name in self._file_names():
             self._vfs.remove(self._directory / name)
             self._snapshots.remove(_sums_name(name))
         self._vfs.sync_directory(self._directory)
         self.is_whole = True
+
+    def _file_names(self) -> list[str]:
+        return list(filter(index_file.is_file_name, self._vfs.list_directory(self._directory)))
 
     def feed(self, window: bytes, window_offset: int, scan: Scan | Stated) -> int:
         """Add the keys of the records found in `window`, without those that it has; return their

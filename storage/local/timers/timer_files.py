@@ -159,7 +159,11 @@ class TimerFolder:
 
     def remove_all_but(self, kept: Iterable[Part]) -> None:
         named = {part.file.path.name for part in kept}
-        surplus = [name for name in self._vfs.list_directory(self._directory) if name not in named]
+        surplus = [
+            name
+            for name in self._vfs.list_directory(self._directory)
+            if names.base_offset(name) is not None and name not in named
+        ]
         for name in surplus:
             self._vfs.remove(self._directory / name)
         if surplus:
