@@ -8,11 +8,19 @@ although the file has all its blocks, and where the file is mapped, it kills the
 import errno
 import fcntl
 import os
+import sqlite3
 import struct
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 _STORE = "store"
+_LOG = "commitlog"
+_REGISTRY = "registry.db"
+# what a start makes in a store before the log is there, or what can be left where that was lost
+_OF_A_STORE = frozenset(
+    "consumequeue index config timers timerlog timerwheel snapshots making checkpoint abort lock"
+    " registry-id recovery-reports.json lost+found".split()
+)
 # of Linux, include/uapi/linux/fs.h; chattr +C sets the flag
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
@@ -27,15 +35,25 @@ _WRONG_PATH = (
 
 
 class CannotBeMade(Exception):
-    """There can be no folder at the path that the setting names."""
+    """There can be no data directory at the path that the setting names."""
 
 
 def make_data_folder(data_dir: Path) -> None:
     """Make it where it is not there; durable on return. One that has a store stays as it is.
 
-    Raises CannotBeMade, OSError.
+    Raises CannotBeMade, also where it has a store or a registry of another program; OSError.
     """
     data_dir = data_dir.absolute()
+    if _is_of_another(data_dir / _REGISTRY):
+        raise CannotBeMade(
+            f"{data_dir / _REGISTRY} is a database of another program. Choose another data"
+            " directory"
+        )
+    if foreign := _foreign_in(data_dir / _STORE):
+        raise CannotBeMade(
+            f"{data_dir / _STORE} has no log, but {foreign}, which no store has: it belongs to"
+            " another program. Choose another data directory"
+        )
     try:
         new = [folder for folder in data_dir.parents if not folder.exists()]
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -47,6 +65,25 @@ def make_data_folder(data_dir: Path) -> None:
         write_in_place(data_dir)
         for folder in {data_dir.parent, *new, *[one.parent for one in new]}:
             _sync(folder)
+
+
+def _is_of_another(database: Path) -> bool:
+    """Has it tables, and not the one that every registry has? One that cannot be read has not."""
+    if not database.is_file():
+        return False
+    address = f"{database.as_uri()}?mode=ro&immutable=1"  # nothing is made beside it
+    with suppress(sqlite3.Error), closing(sqlite3.connect(address, uri=True)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        return bool(tables) and "alembic_version" not in tables
+    return False
+
+
+def _foreign_in(store: Path) -> str | None:
+    """The first name in the folder that no store has; None where there is none, or a log."""
+    if not store.is_dir() or (store / _LOG).is_dir():
+        return None
+    names = {path.name for path in store.iterdir() if not path.name.startswith((".", "repair-"))}
+    return min(names - _OF_A_STORE, default=None)
 
 
 def _sync(folder: Path) -> None:

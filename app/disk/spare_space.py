@@ -34,7 +34,7 @@ class SpareSpace:
         Called before anything else is written.
         """
         taken = self._taken_bytes()
-        if taken and self._free_bytes() < SPARE_BYTES:
+        if taken and self._free_bytes() < SPARE_BYTES and self._is_own():
             os.truncate(self._path, 0)
             log.warning("spare_space_released", bytes=taken)
 
@@ -43,7 +43,8 @@ class SpareSpace:
         rest of it stays for a service. `keep` takes it again.
         """
         left = max(self._taken_bytes() - _REPLICA_BYTES, _LEAST_BYTES)
-        if left < self._taken_bytes() and self._free_bytes() < _REPLICA_BYTES:
+        is_less = left < self._taken_bytes()
+        if is_less and self._free_bytes() < _REPLICA_BYTES and self._is_own():
             os.truncate(self._path, left)
 
     def keep(self) -> None:
@@ -53,6 +54,9 @@ class SpareSpace:
         """
         taken = self._taken_bytes()
         if taken == SPARE_BYTES:
+            return
+        if not self._is_own():
+            log.warning("spare_space_not_kept", reason=f"{self._path} is another program's")
             return
         try:
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -70,6 +74,14 @@ class SpareSpace:
                     step //= 2
         finally:
             os.close(file)
+
+    def _is_own(self) -> bool:
+        """Ours has zeros alone, or nothing: another program can have a file of the name."""
+        if not self._path.exists():
+            return True
+        if not self._path.is_file() or self._path.stat().st_size > SPARE_BYTES:
+            return False
+        return not any(self._path.read_bytes())
 
     def _taken_bytes(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0

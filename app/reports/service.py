@@ -31,6 +31,7 @@ from storage.errors import (
     UnknownReport,
 )
 from storage.idempotency import check_fingerprint
+from storage.identifiers import made_at_ms
 from storage.keyed_locks import ShieldedTasks
 
 FOLDER = "audit"
@@ -395,8 +396,8 @@ def _remove_strays(folder: Path, known: set[str]) -> None:
 
     Nothing else: the directory may be another program's, named as the data directory by mistake.
     """
-    for path in folder.glob(f"{ID_PREFIX}_*"):
-        if path.name not in known:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name not in known and made_at_ms(path.name, ID_PREFIX) is not None:
             shutil.rmtree(path, ignore_errors=True)
 
 

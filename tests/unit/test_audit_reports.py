@@ -203,7 +203,7 @@ async def test_a_start_takes_up_what_was_queued_and_removes_folders_that_no_repo
     await reports.drop(hanging)
     await until_state(reports, waiting, "done")
     await service.stop()
-    (tmp_path / "audit" / "rpt_0").mkdir()
+    (tmp_path / "audit" / "rpt_-P7hQeT34O58RENQLUrHGIiY").mkdir()
 
     reports = await service.open()
 
@@ -217,14 +217,15 @@ async def test_a_start_leaves_what_is_no_report_in_a_folder_that_has_an_audit_of
     service, tmp_path
 ):
     """A data directory that was chosen by mistake: a checkout, a home directory."""
-    others = [tmp_path / "audit" / name / "file" for name in ("2025", "checks", "rpt", "report_1")]
+    names = ("2025", "checks", "rpt", "report_1", "rpt_2025", "rpt_monthly")
+    others = [tmp_path / "audit" / name / "file" for name in names]
     for path in others:
         path.parent.mkdir(parents=True)
         path.write_text("not of EscrowMQ")
 
     await service.open()
 
-    assert [path.read_text() for path in others] == ["not of EscrowMQ"] * 4
+    assert [path.read_text() for path in others] == ["not of EscrowMQ"] * 6
 
 
 async def test_a_report_that_is_dropped_while_it_is_made_is_ended_and_its_files_are_gone(

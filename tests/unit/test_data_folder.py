@@ -2,10 +2,12 @@
 
 import errno
 import os
+import sqlite3
+from contextlib import closing
 
 import pytest
 
-from app.disk.data_folder import make_data_folder
+from app.disk.data_folder import CannotBeMade, make_data_folder
 
 
 @pytest.fixture
@@ -49,3 +51,48 @@ def test_a_folder_above_it_that_cannot_be_synced_is_passed_over_but_a_broken_dis
             make_data_folder(tmp_path / "data")
     else:
         make_data_folder(tmp_path / "data")
+
+
+def test_a_directory_with_a_store_of_another_program_is_refused_and_stays_as_it_is(tmp_path):
+    (tmp_path / "store" / "index").mkdir(parents=True)
+    (tmp_path / "store" / "cart.js").write_text("export {}")
+
+    with pytest.raises(CannotBeMade, match=r"has no log, but cart\.js, which no store has"):
+        make_data_folder(tmp_path)
+
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert found == ["store", "store/cart.js", "store/index"]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["making", "lock", "lost+found", ".snapshot"],  # a first start that was killed, a mount
+        ["commitlog", "notes-of-an-operator"],
+        ["repair-2026-11-30", "index"],  # the log was lost
+    ],
+)
+def test_a_directory_with_a_store_that_can_be_ours_is_taken(tmp_path, names):
+    for name in names:
+        (tmp_path / "store" / name).mkdir(parents=True)
+
+    make_data_folder(tmp_path)
+
+
+def test_a_directory_with_a_database_of_another_program_is_refused_and_stays_as_it_is(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as connection:
+        connection.execute("CREATE TABLE mine (number INTEGER)")
+    before = (tmp_path / "registry.db").read_bytes()
+
+    with pytest.raises(CannotBeMade, match=r"registry\.db is a database of another program"):
+        make_data_folder(tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["registry.db"]
+    assert (tmp_path / "registry.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"", b"a registry that is damaged"])
+def test_a_registry_that_is_empty_or_damaged_may_be_ours(tmp_path, content):
+    (tmp_path / "registry.db").write_bytes(content)
+
+    make_data_folder(tmp_path)
