@@ -63,7 +63,7 @@ def build(
         raise invalid_field(
             "/require_durability",
             "not_allowed",
-            "replicated is not available: messages are stored on this machine only "
+            "replicated is not available: the service does not wait for replicas "
             "(ESCROWMQ_REPLICA__COPIES is 1)",
         )
     system = {}

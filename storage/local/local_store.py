@@ -281,7 +281,7 @@ class LocalMessageStore:
         if durability is Durability.REPLICATED:
             if self._copies.needed == 1:
                 raise InvalidRequest(
-                    "replicated is not available: messages are stored on one machine only"
+                    "replicated is not available: the store does not wait for replicas"
                 )
             if self._copies.is_alone:
                 raise NotEnoughCopies("this machine acknowledges alone: its replicas are missing")

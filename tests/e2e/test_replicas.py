@@ -711,6 +711,8 @@ def test_without_replicas_a_message_that_asks_for_one_is_refused_alone(primary):
     with primary.client() as api:
         problem = assert_problem(api.post(SEND, json=REPLICATED), 422, "validation_failed")
         assert problem["errors"][0]["pointer"] == "/require_durability"
+        reason = "the service does not wait for replicas (ESCROWMQ_REPLICA__COPIES is 1)"
+        assert problem["errors"][0]["detail"] == f"replicated is not available: {reason}"
         assert_problem(api.get("/v1/topics/orders"), 404, "topic_not_found")
         raw = {"Message-Require-Durability": "replicated"}
         refused = api.post("/v1/topics/orders/messages/raw", content=b"x", headers=raw)

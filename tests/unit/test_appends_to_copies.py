@@ -10,7 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from storage.errors import Backpressure, FlushFailed, NotEnoughCopies, StoreClosed
+from storage.errors import (
+    Backpressure,
+    FlushFailed,
+    InvalidRequest,
+    NotEnoughCopies,
+    StoreClosed,
+)
 from storage.files.simulated import SimulatedDisk
 from storage.local import epoch_begin
 from storage.local.lanes.runner import Lane
@@ -62,6 +68,17 @@ def test_a_mistake_that_a_copy_brings_to_light_fails_the_store_and_leaves_no_app
         with pytest.raises(FlushFailed):
             await asyncio.wait_for(sending, 1)
         assert [str(failure) for failure in world.failures] == ["of the deriver"]
+        await store.aclose()
+
+    in_world(main)
+
+
+def test_a_store_that_waits_for_no_replica_says_so_of_an_append_that_asks_for_one():
+    async def main(world: World) -> None:
+        store = await opened(world, copies=1)
+        store.note_copy("b", 0)  # one follows all the same
+        with pytest.raises(InvalidRequest, match="the store does not wait for replicas"):
+            await store.append([message()], durability=Durability.REPLICATED)
         await store.aclose()
 
     in_world(main)
