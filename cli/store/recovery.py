@@ -2,6 +2,7 @@
 running service.
 """
 
+import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -36,6 +37,10 @@ def of_service(url: str, api_key: str | None) -> list[StartView]:
         raise ValueError(f"{address} returned {error.code} {error.reason}") from None
     except urllib.error.URLError as error:
         raise ConnectionError(f"{url} cannot be reached: {error.reason}") from None
+    except OSError as error:  # once connected: urllib does not wrap it
+        raise ConnectionError(f"{url} has not answered: {error}") from None
+    except http.client.HTTPException as error:
+        raise ValueError(f"{address} did not return a whole HTTP response: {error}") from None
     try:
         found = msgspec.json.decode(body, type=RecoveryView)
         # The newest one, without the field `earlier`.

@@ -1,6 +1,9 @@
 """Wrong usage of a command is status 2, a failure is 3, and neither is a traceback."""
 
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from typer.testing import CliRunner
@@ -81,6 +84,59 @@ def test_a_service_that_cannot_be_reached_is_named_with_the_reason():
     assert status == 3
     assert said.startswith(f"There is no report: ConnectionError: {url} cannot be reached: [Errno")
     assert "urlopen" not in said
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "has not answered: Remote end closed connection without response"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "whole HTTP response: SSH-2.0-OpenSSH_9.6"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", "whole HTTP response: IncompleteRead"),
+    ],
+)
+def test_a_service_that_breaks_off_or_speaks_no_http_is_named_with_the_reason(sent, reason):
+    with answering(sent) as url:
+        status, said = run("store", "recovery-report", "--url", url)
+
+    assert status == 3
+    assert said.startswith("There is no report: ")
+    assert url in said
+    assert reason in said
+
+
+def test_a_service_that_does_not_answer_is_named_with_the_reason(monkeypatch):
+    monkeypatch.setattr("cli.store.recovery._TIMEOUT_SECONDS", 0.2)
+    with answering(None) as url:
+        status, said = run("store", "recovery-report", "--url", url)
+
+    assert status == 3
+    assert said.startswith(
+        f"There is no report: ConnectionError: {url} has not answered: timed out"
+    )
+
+
+@contextmanager
+def answering(sent: bytes | None) -> Iterator[str]:
+    """The URL of a server that reads one request, sends this and closes; None: it is silent."""
+    closed = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65_536)
+            if sent is None:
+                closed.wait()
+            else:
+                connection.sendall(sent)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            closed.set()
+            thread.join()
 
 
 def test_a_document_that_cannot_be_written_is_no_success(tmp_path):
