@@ -214,6 +214,29 @@ def test_a_full_disk_is_one_line_however_long_it_is_full_and_another_one_when_it
     assert of_space == [("disk_full", "warning"), ("log_has_room_again", "info")] * 2
 
 
+def test_a_shortage_of_the_reserve_that_is_owed_no_more_is_over_and_the_next_one_is_in_the_log():
+    async def main() -> None:
+        store, _ = await life.open()
+        await asyncio.sleep(10)  # all that is made ahead is there
+        life.is_full = True
+        preparer = store._engine.preparer
+        preparer.set_reserve(200_000)
+        await asyncio.sleep(10)
+        preparer.set_reserve(0)
+        await asyncio.sleep(10)
+        assert not preparer.is_full
+        await until_refused(lambda _: store.append([message(b"x" * 1_500)]))
+        await store.aclose()
+
+    life = Life(SimulatedDisk(), full_at_step=MOST_STEPS)
+    with life.world as world, structlog.testing.capture_logs() as lines:
+        world.call(main())
+
+    found = [line["event"] for line in lines]
+    of_space = [event for event in found if event in ("disk_full", "log_has_room_again")]
+    assert of_space == ["disk_full", "log_has_room_again", "disk_full"]
+
+
 def test_the_end_of_a_store_without_space_behind_its_messages_is_given_some():
     """As of a sparse copy, or of a broker, whose last file is a hole behind its messages."""
 

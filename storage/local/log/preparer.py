@@ -51,7 +51,7 @@ class Preparer:
     ) -> None:
         """`most_held_segments`: open and mapped at once.
 
-        `on_prepared`: there is more.
+        `on_prepared`: there is more, or less is wanted, so that `is_full` is no longer true.
 
         `on_full`: the disk is, or no file can be opened; tried again every second.
 
@@ -172,6 +172,7 @@ class Preparer:
             return
         if self._missing is _Missing.SPACE and not self._lacks_space:
             self._missing = None  # less is owed by now
+            self._runner.soon(self._on_prepared)  # not from within: an append may be in hand
         if self._can_hold and (again or self._missing is not _Missing.FILE):
             self._hold()
         elif self._lacks_space and (again or self._missing is not _Missing.SPACE):
