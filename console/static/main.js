@@ -102,14 +102,26 @@ function refresh() {
   else draw({ isRefresh: true });
 }
 
-/** Whether something on the page is selected, focused or open. */
+/** Whether something on the page is selected, focused, open or filled in. */
 function isInUse() {
   const focused = document.activeElement;
   return (
     !getSelection().isCollapsed ||
     (focused !== place && place.contains(focused)) ||
-    place.querySelector("details[open]") !== null
+    place.querySelector("details[open]") !== null ||
+    [...place.querySelectorAll("form")].some(isFilledIn)
   );
+}
+
+/** Whether the form is not as it was drawn. */
+function isFilledIn(form) {
+  const drawn = form.cloneNode(true);
+  drawn.reset();
+  return fields(form) !== fields(drawn);
+}
+
+function fields(form) {
+  return new URLSearchParams(new FormData(form)).toString();
 }
 
 /** The same page with another query. */

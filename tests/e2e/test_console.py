@@ -448,6 +448,44 @@ def test_what_is_typed_while_a_page_is_read_again_stays(browser, tmp_path):
         assert page.run("return document.activeElement.value") == "sh"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "document.querySelector('[name=producer_group]').value = 'shop';",
+        "document.querySelector('[name=older_than_ms]').selectedIndex = 1;",
+    ],
+)
+def test_a_filter_that_was_changed_stays_when_it_has_lost_the_focus(browser, tmp_path, change):
+    with Server(tmp_path / "data") as server:
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, "transactions", "No transaction matches.")
+        page.run(f"{COUNT_TIMERS} {change}")
+        before = page.run(FILLED_IN)
+
+        until(lambda: page.run("return window.timers > 0"), "a refresh, and the next one")
+
+        assert page.run(FILLED_IN) == before
+
+
+@pytest.mark.parametrize("query", ["", "?older_than_ms=5", "?producer_group=a%0Ab"])
+def test_a_page_with_filters_that_no_one_has_changed_is_read_again(browser, tmp_path, query):
+    with Server(tmp_path / "data") as server:
+        page = browser.open(f"{server.url}/ui/")
+        shown(page, f"transactions{query}", "Producer group")
+        page.run("document.querySelector('#page h1').className = 'old';")
+
+        until(lambda: page.run("return document.querySelector('h1:not(.old)') !== null"), "it")
+
+
+FILLED_IN = "return [...new FormData(document.querySelector('#page form'))]"
+# Each refresh sets a timer for the next one, whether it draws the page or not.
+COUNT_TIMERS = """
+    const set = window.setTimeout;
+    window.timers = 0;
+    window.setTimeout = (call, ms) => set(() => { window.timers += 1; call(); }, ms);
+"""
+
+
 def test_a_service_that_hangs_is_not_shown_as_ready(browser, tmp_path):
     with Server(tmp_path / "data") as server:
         page = browser.open(f"{server.url}/ui/")
