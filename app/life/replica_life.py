@@ -143,7 +143,7 @@ class ReplicaLife:
         follower = self._follower
         if not follower.is_connected:
             service = follower.primary or "its service"
-            detail = f"the replica is not connected to {service}: its log file has the reason"
+            detail = f"the replica is not connected to {service}: its log has the reason"
             raise Refusal("recovering", detail)
         if not follower.has_caught_up:
             behind = str(follower.behind_bytes)

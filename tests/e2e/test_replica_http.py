@@ -93,6 +93,7 @@ def test_a_replica_whose_service_is_gone_is_not_ready_and_still_knows_where_it_w
             with replica.client() as api:
                 problem = assert_problem(api.get("/readyz"), 503, "recovering")
                 assert "not connected" in problem["detail"]
+                assert problem["detail"].endswith(": its log has the reason")
             assert replica.terminate() == 0
         with replica, replica.client() as api:
             until(replica.listens, "it listens")
