@@ -19,5 +19,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    # without its note it would be an ordinary one
+    noted = sa.table("consumer_groups", sa.column("is_being_deleted", sa.Boolean))
+    op.execute(noted.delete().where(noted.c.is_being_deleted))
     with op.batch_alter_table("consumer_groups") as table:
         table.drop_column("is_being_deleted")

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, Table, create_engine, insert, inspect, select
 
+from alembic import command
 from app.registry.consumer_groups import ConsumerGroup, _from_row
 from app.registry.database import (
     HEAD,
@@ -139,6 +141,14 @@ def differences(connection: Connection) -> list[object]:
     return compare_metadata(
         MigrationContext.configure(connection, opts={"compare_type": True}), metadata
     )
+
+
+def take_back(connection: Connection, revision: str) -> None:
+    """Bring the schema down to an older revision."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.downgrade(config, revision)
 
 
 def tables(connection: Connection) -> set[str]:
@@ -281,6 +291,23 @@ def test_each_one_alone_can_be_taken_back(engine, revision):
             migrate(connection, below[-1])
 
         assert tables(connection) == before
+
+
+@pytest.mark.parametrize(
+    ("table", "revision"), [(topics, "0010"), (consumer_groups, "0014")], ids=lambda one: str(one)
+)
+def test_what_is_being_deleted_is_gone_once_the_note_of_that_is_taken_back(engine, table, revision):
+    name = next(iter(table.primary_key))
+    with engine.begin() as connection:
+        migrate(connection, "head")
+        for stored, is_being_deleted in (("kept", False), ("leaves", True)):
+            row = ROWS[table] | {name.name: stored, "is_being_deleted": is_being_deleted}
+            connection.execute(insert(table).values(**row))
+
+        take_back(connection, REVISIONS[REVISIONS.index(revision) - 1])
+
+        assert "is_being_deleted" not in {found for found, *_ in columns(connection)[table.name]}
+        assert list(connection.scalars(select(name))) == ["kept"]
 
 
 def test_a_start_on_a_database_with_rows_keeps_every_one_of_them(engine):
