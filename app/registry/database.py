@@ -131,7 +131,9 @@ _LIMITS = (
     f"SELECT set_config('statement_timeout', '{_STATEMENT_LIMIT_MS}', true), "
     f"set_config('idle_in_transaction_session_timeout', '{_IDLE_LIMIT_MS}', true)"
 )
-_LIMITS_OF_CHANGE = f"{_LIMITS}, pg_advisory_xact_lock_shared({_CHANGING})"
+# a second statement, which the limits apply to, in the same round trip
+_LIMITS_OF_CHANGE = f"{_LIMITS}; SELECT pg_advisory_xact_lock_shared({_CHANGING})"
+_LIMIT_AT_START = f"SET LOCAL lock_timeout TO {_LOCK_LIMIT_MS}"
 _WAIT_FOR_CHANGES = f"SELECT pg_advisory_xact_lock({_CHANGING})"
 
 
@@ -273,6 +275,10 @@ class Database:
             before.close()
 
     def _open(self) -> str:
+        if self._path is None:
+            # A change of the service before this one, which was killed, may not have ended. Not for
+            # longer than that: the changes of other services wait meanwhile.
+            self._in_transaction(_wait_at_start)
         identity = self._in_transaction(bring_up_to_date)
         if self._path is not None:
             found = os.stat(self._path)
@@ -422,10 +428,8 @@ def bring_up_to_date(connection: Connection) -> str:
     """
     # of SQLite the transaction has been the only one since it began
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout TO {_LOCK_LIMIT_MS}")
+        connection.exec_driver_sql(_LIMIT_AT_START)
         connection.execute(select(func.pg_advisory_xact_lock(_OPENING)))
-        # a change of the service before this one, which was killed, may not have ended
-        _wait_for_changes(connection)
     known = inspect(connection).get_table_names()
     if not known:
         # What alembic's cookbook says of new databases: the tables as they are now, and not by way
@@ -512,6 +516,11 @@ def _is_duplicate(error: DatabaseError) -> bool:
 
 def _wait_for_changes(connection: Connection) -> None:
     connection.exec_driver_sql(_WAIT_FOR_CHANGES).close()
+
+
+def _wait_at_start(connection: Connection) -> None:
+    connection.exec_driver_sql(_LIMIT_AT_START)
+    _wait_for_changes(connection)
 
 
 def _overwrite_what_failed(connection: Connection) -> None:

@@ -7,14 +7,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, Engine, create_engine, func, insert, select, text
 from sqlalchemy.exc import OperationalError
 
-from app.registry.database import Database, refused, rows
+from app.registry.database import _CHANGING, Database, refused, rows
 from app.registry.tables import loop_leases
 from storage.errors import ChangeInDoubt, RegistryUnavailable, StorageFull
+from tests.support.http import reached
 
 LEASES = loop_leases.select()
+WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
 
 @pytest_asyncio.fixture
@@ -48,6 +50,46 @@ async def test_a_change_that_was_refused_is_not_made_when_the_server_answers_aga
         await database.run(added(1))
 
     assert await count(database) == 0
+    await database.aclose()
+
+
+@pytest.mark.xdist_group("postgresql")
+async def test_a_start_that_waits_for_a_table_holds_up_no_change_of_another_service(postgresql):
+    url = postgresql.new_database()
+    running, starting = Database(url), Database(url)
+    await running.open()
+    engine = create_engine(url)
+    with engine.begin() as other, observing(engine) as observer:
+        other.execute(text("LOCK TABLE service_leader"))
+        start = asyncio.create_task(starting.open())
+        await reached(lambda: observer.scalar(WAITING), "the start waits for the table")
+
+        await running.run(added(1))
+
+    await start
+    assert await count(starting) == 1
+    engine.dispose()
+    await running.aclose()
+    await starting.aclose()
+
+
+@pytest.mark.xdist_group("postgresql")
+async def test_a_change_that_waits_for_a_start_is_given_up_at_the_server_too(postgresql):
+    url = postgresql.new_database()
+    database = Database(url)
+    await database.open()
+    engine = create_engine(url)
+    with engine.begin() as other, observing(engine) as observer:
+        other.execute(select(func.pg_advisory_xact_lock(_CHANGING)))
+        for number in range(2):
+            with pytest.raises(RegistryUnavailable):
+                await database.run(added(number))
+        await reached(lambda: not observer.scalar(WAITING), "no connection of the service waits")
+
+    for number in range(10):  # a driver prepares what it is given again and again
+        await database.run(added(number))
+    assert await count(database) == 10
+    engine.dispose()
     await database.aclose()
 
 
@@ -126,6 +168,11 @@ async def allow_pages(database: Database, more: int) -> None:
         connection.execute(text(f"PRAGMA max_page_count = {count + more}"))
 
     await database.run(limit)
+
+
+def observing(engine: Engine) -> Connection:
+    """A connection that sees at each look what there is then."""
+    return engine.connect().execution_options(isolation_level="AUTOCOMMIT")
 
 
 def added(number: int):
