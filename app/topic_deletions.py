@@ -17,6 +17,7 @@ from typing import NamedTuple
 import structlog
 
 from app.registry.consumer_groups import ConsumerGroups
+from app.registry.database import NOT_NOW
 from app.registry.topics import Topic, Topics
 from delivery.members.service import Members
 from delivery.service import Delivery
@@ -27,10 +28,8 @@ from scheduler.schedule_lookup import ListPosition, Wanted
 from scheduler.schedule_service import ScheduleService
 from storage.errors import (
     AlreadyDelivered,
-    StorageFull,
     TopicInUse,
     TransactionConflict,
-    UnavailableError,
     UnknownSchedule,
     UnknownTransaction,
 )
@@ -113,9 +112,10 @@ class TopicDeletions:
                 async with self._deleting:
                     if name in self.topics.being_deleted():
                         await self._finish(name)
-            except (UnavailableError, StorageFull) as error:
+            except NOT_NOW as error:
                 if name not in self._not_yet:
-                    log.warning("topic_not_deleted_yet", topic=name, reason=error.detail)
+                    reason = str(error).partition("\n")[0]
+                    log.warning("topic_not_deleted_yet", topic=name, reason=reason)
                     self._not_yet.add(name)
 
     async def drain(self) -> None:

@@ -16,7 +16,7 @@ import structlog
 from pydantic import SecretStr
 from sqlalchemy import ColumnElement, delete, insert, select, update
 
-from app.registry.database import Database, rows
+from app.registry.database import NOT_NOW, Database, rows
 from app.registry.options import LimitOptions, check_limit
 from app.registry.tables import consumer_groups as table
 from app.registry.topics import check_name
@@ -25,7 +25,7 @@ from app.registry.webhook import PushSettings, Webhook, columns_of, differing_fi
 from delivery.groups import GroupRules
 from escrowmq_client.webhooks import new_secret
 from storage.clock import Clock
-from storage.errors import GroupActive, StorageFull, UnavailableError, UnknownGroup
+from storage.errors import GroupActive, UnknownGroup
 
 log = structlog.get_logger()
 
@@ -241,9 +241,10 @@ class ConsumerGroups:
             try:
                 async with self._changing:
                     await self._finish_deletion(name)
-            except (UnavailableError, StorageFull) as error:
+            except NOT_NOW as error:
                 if name not in self._not_yet:
-                    log.warning("group_not_deleted_yet", group=name, reason=error.detail)
+                    reason = str(error).partition("\n")[0]
+                    log.warning("group_not_deleted_yet", group=name, reason=reason)
                     self._not_yet.add(name)
 
     async def _finish_deletion(self, name: str) -> None:

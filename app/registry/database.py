@@ -52,7 +52,13 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from app.registry.tables import metadata, registry_identity, service_leader
-from storage.errors import ChangeInDoubt, LaterRegistry, RegistryUnavailable, StorageFull
+from storage.errors import (
+    ChangeInDoubt,
+    LaterRegistry,
+    RegistryUnavailable,
+    StorageFull,
+    UnavailableError,
+)
 from storage.files.vfs import is_disk_full
 
 log = structlog.get_logger()
@@ -125,6 +131,9 @@ _IN_DOUBT = (
     "the answer to another change was lost, and nothing is changed until the database that holds "
     "topics, groups and schedules says whether it was made"
 )
+
+# why what was begun cannot be finished now, though it may be later
+NOT_NOW = (UnavailableError, StorageFull, DatabaseError)
 
 # in one statement, which is one round trip
 _LIMITS = (

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http import assert_problem, at_once, ok
+from tests.support.http import assert_problem, at_once, ok, until
 from tests.support.server import Server
 
 FAR_MS = 86_400_000
@@ -272,3 +272,31 @@ def test_a_deletion_survives_a_kill_and_one_that_was_cut_off_is_finished_by_the_
         with server.client() as api:
             check_ended(api, "orders", "other", used)
             check_created_again(api, "orders", used)
+
+
+def test_a_topic_whose_row_cannot_go_keeps_no_service_from_its_start_and_goes_as_soon_as_it_can(
+    tmp_path,
+):
+    data_dir = tmp_path / "data"
+    registry = data_dir / "registry.db"
+    with Server(data_dir, dev=False) as server:
+        with server.client() as api:
+            for topic in ("bills", "orders"):
+                ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
+        server.kill()
+        with sqlite3.connect(registry) as database:
+            database.execute("UPDATE topics SET is_being_deleted = 1")
+            database.execute(
+                "CREATE TRIGGER refusal BEFORE DELETE ON topics WHEN old.topic = 'bills' "
+                "BEGIN SELECT raise(ABORT, 'it has to stay'); END"
+            )
+        server.start()
+        with sqlite3.connect(registry) as database:
+            assert list(database.execute("SELECT topic FROM topics")) == [("bills",)]
+            assert server.log().count("topic_not_deleted_yet") == 1
+            database.execute("DROP TRIGGER refusal")
+
+        until(lambda: server.log().count("topic_deleted") == 2, "it is deleted")
+        assert server.log().count("topic_not_deleted_yet") == 1
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "bills", "queues": 1}), 201)

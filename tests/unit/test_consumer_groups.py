@@ -5,9 +5,10 @@ deletion that is interrupted is finished.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Connection, make_url, update
 from structlog.testing import capture_logs
 
 from app.registry.consumer_groups import ConsumerGroups
@@ -166,6 +167,66 @@ async def test_a_group_whose_positions_cannot_be_ended_for_now_is_made_again_wit
         assert "billing" not in positions.of
         await groups.create("billing")
         assert groups.find("billing") is not None
+
+
+async def test_a_group_whose_row_cannot_go_for_now_holds_up_no_other(database_url):
+    ended: list[str] = []
+
+    async def end(name: str) -> None:
+        ended.append(name)
+
+    async with opened(database_url, end) as (database, groups):
+        for name in ("billing", "kept", "warehouse"):
+            await groups.create(name)
+        for name in ("billing", "warehouse"):
+            await database.run(noted(name))
+        for statement in REFUSAL[make_url(database_url).get_backend_name()]:
+            await database.run(partial(execute, statement))
+
+        await groups.reload()
+        with capture_logs() as logs:
+            await groups.finish_deletions()
+            await groups.finish_deletions()
+
+        assert [line["group"] for line in logs] == ["billing"]
+        assert "it has to stay" in logs[0]["reason"]
+        assert "warehouse" in ended
+        await database.run(
+            partial(execute, END_OF_REFUSAL[make_url(database_url).get_backend_name()])
+        )
+        await groups.finish_deletions()
+        await groups.reload()
+        await groups.create("billing")
+        await groups.finish_deletions()
+        assert [group.name for group in groups.all()] == ["billing", "kept"]
+
+
+def noted(name: str) -> Callable[[Connection], None]:
+    note = update(consumer_groups).where(consumer_groups.c.consumer_group == name)
+    return lambda connection: connection.execute(note.values(is_being_deleted=True)).close()
+
+
+def execute(statement: str, connection: Connection) -> None:
+    connection.exec_driver_sql(statement).close()
+
+
+REFUSAL = {
+    "sqlite": [
+        "CREATE TRIGGER refusal BEFORE DELETE ON consumer_groups "
+        "WHEN old.consumer_group = 'billing' "
+        "BEGIN SELECT raise(ABORT, 'it has to stay'); END"
+    ],
+    "postgresql": [
+        "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN "
+        "RAISE EXCEPTION 'it has to stay' USING errcode = '42501'; END $$ LANGUAGE plpgsql",
+        "CREATE TRIGGER refusal BEFORE DELETE ON consumer_groups FOR EACH ROW "
+        "WHEN (old.consumer_group = 'billing') EXECUTE FUNCTION refuse()",
+    ],
+}
+END_OF_REFUSAL = {
+    "sqlite": "DROP TRIGGER refusal",
+    "postgresql": "DROP TRIGGER refusal ON consumer_groups",
+}
 
 
 async def test_a_group_that_is_found_to_be_deleted_is_unknown_and_then_ended(database_url):
