@@ -59,6 +59,7 @@ class ConsumerGroups:
         self._limits = limits
         self._groups: dict[str, ConsumerGroup] = {}  # in the order of their creation
         self._deleting: set[str] = set()  # the names of those whose rows have the note
+        self._ended: set[str] = set()  # those of them that have nothing any more beside their rows
         self._not_yet: set[str] = set()  # it is logged that they are not deleted yet
         self._changing = asyncio.Lock()
         self.end: Callable[[str], Awaitable[None]] = _nothing
@@ -70,6 +71,7 @@ class ConsumerGroups:
         groups = [_from_row(row, self._vault) for row in found if not row["is_being_deleted"]]
         self._groups = {group.name: group for group in groups}
         self._deleting = {row["consumer_group"] for row in found if row["is_being_deleted"]}
+        self._ended &= self._deleting
         self._not_yet &= self._deleting
 
     async def reload(self) -> None:
@@ -249,11 +251,13 @@ class ConsumerGroups:
 
     async def _finish_deletion(self, name: str) -> None:
         if name in self._deleting:
-            await self.end(name)
+            if name not in self._ended:
+                await self.end(name)
+                self._ended.add(name)
             gone = delete(table).where(_is_of(name))
             await self._database.run(lambda connection: connection.execute(gone).close())
-            self._deleting.discard(name)
-            self._not_yet.discard(name)
+            for names in (self._deleting, self._ended, self._not_yet):
+                names.discard(name)
 
     async def _insert(
         self, name: str, rules: GroupRules, webhook: Webhook[PushSettings] | None
