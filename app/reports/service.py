@@ -96,7 +96,8 @@ class AuditReports:
         self._working: asyncio.Task[None] | None = None
         self._current: tuple[str, asyncio.Task[int]] | None = None
         # the reports that were dropped, and whose rows did not say so yet
-        self._to_remove: list[AuditReport] = []
+        self._to_remove: dict[str, AuditReport] = {}
+        self._removing: asyncio.Task[None] | None = None
         self._changes = ShieldedTasks()  # of rows: clients see a change before it is stored
 
     async def open(self) -> None:
@@ -124,10 +125,11 @@ class AuditReports:
 
     async def stop(self) -> None:
         """Stop a running report; it restarts at the next start."""
-        if self._working is not None:
-            self._working.cancel()
-            await asyncio.wait({self._working})
-            self._working = None
+        for task in (self._working, self._removing):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+        self._working = self._removing = None
         await self._changes.drain()
 
     def __iter__(self) -> Iterator[AuditReport]:
@@ -199,8 +201,8 @@ class AuditReports:
         try:
             await self._change(report, dropped_at_ms=self._clock.wall_ms())
         except (UnavailableError, StorageFull):
-            self._to_remove.append(report)
-            self._work_on()
+            self._to_remove[report.report_id] = report
+            self._remove_soon()
             raise
         finally:
             await self._end_run(report)
@@ -224,15 +226,23 @@ class AuditReports:
     async def _work(self) -> None:
         while True:
             queued = next((one for one in self if one.state == QUEUED), None)
-            if self._to_remove:
-                dropped = self._to_remove.pop(0)
-                if dropped.report_id in self._reports:  # else its row is gone
-                    await self._change_at_last(dropped)
-                await self._remove_files(dropped)
-            elif queued is not None:
-                await self._make(queued)
-            else:
+            if queued is None:
                 return
+            await self._make(queued)
+
+    def _remove_soon(self) -> None:
+        if self._removing is None or self._removing.done():
+            self._removing = asyncio.create_task(self._remove(), name="dropped-audit-reports")
+
+    async def _remove(self) -> None:
+        """Remove what was dropped, beside a run that may take hours."""
+        while self._to_remove:
+            report_id, report = next(iter(self._to_remove.items()))
+            await self._change_at_last(report)
+            if self._current is not None and self._current[0] == report_id:
+                await asyncio.wait({self._current[1]})
+            await self._remove_files(report)
+            del self._to_remove[report_id]
 
     async def _make(self, report: AuditReport) -> None:
         try:
@@ -338,7 +348,7 @@ class AuditReports:
         dropped = [
             report.report_id
             for report in self._reports.values()
-            if report.dropped_at_ms is not None
+            if report.dropped_at_ms is not None and report.report_id not in self._to_remove
         ]
         for report_id in dropped[:-_MOST_DROPPED]:
             del self._reports[report_id]

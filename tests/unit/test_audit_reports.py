@@ -403,6 +403,28 @@ async def test_a_report_whose_deletion_is_refused_without_the_database_is_gone_o
         reports.get(hanging.report_id)
 
 
+async def test_a_deletion_that_was_refused_waits_for_no_other_report_that_is_being_made(
+    leaving, tmp_path
+):
+    service, away = leaving
+    reports = await service.open()
+    made = await until_state(reports, await ask(reports, 1), "done")
+    hanging = await ask(reports, 2, "hangs")
+    await until_it_hangs(reports, hanging, tmp_path)
+    with away(), pytest.raises(RegistryUnavailable):
+        await reports.drop(made)
+
+    await reached(
+        lambda: not (tmp_path / "audit" / "rpt_1").exists(), "the files of the report are gone"
+    )
+    assert reports.get(hanging.report_id).state == "running"
+    await service.stop()
+    reports = await service.open()
+
+    with pytest.raises(ReportExpired):
+        reports.get(made.report_id)
+
+
 async def test_without_spark_the_engine_local_makes_reports_with_checks_and_no_page(
     service, tmp_path
 ):
