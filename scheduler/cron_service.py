@@ -91,6 +91,7 @@ class CronService:
         self._retried_ms = clock.monotonic_ms()
         self._delayed: set[str] = set()  # schedules whose message could not be checked for now
         self._swept_ms: int | None = None  # by the wall clock
+        self._look_again_ms = clock.monotonic_ms()
         self._is_wrong_noted = False  # that a schedule of a wrong clock cannot be set right yet
 
     # ----------------------------------------------------------------------------------------------
@@ -290,7 +291,6 @@ class CronService:
         async with self._turn:
             self._retry_parked()
             self._retry_delayed()
-            await self._look_for_wrong_clock(now_ms)
             while due := self.table.due(now_ms):
                 steps: list[Step] = []
                 for number, item in enumerate(due, 1):
@@ -300,13 +300,16 @@ class CronService:
                     if number % _SLICE == 0 or len(added) > 1:
                         await asyncio.sleep(0)
                 fired += await self._take(steps)
+            await self._look_for_wrong_clock(now_ms)
         return fired
 
     async def _look_for_wrong_clock(self, now_ms: int) -> None:
         """Find schedules that a clock far ahead has settled beyond the present time; they continue
-        from now. Where the registry or the store does not take that, a later sweep does it: such a
-        schedule fires nothing meanwhile, and the others go on.
+        from now. Where the registry or the store does not take that, a sweep after a while does it:
+        such a schedule fires nothing meanwhile, and the others go on.
         """
+        if self._clock.monotonic_ms() < self._look_again_ms:
+            return
         if self._swept_ms is None or now_ms < self._swept_ms:
             limit_ms = now_ms + _WRONG_CLOCK_MS
             for item in list(self.table):
@@ -315,6 +318,8 @@ class CronService:
                     try:
                         await self._restart_count(item, now_ms)
                     except (UnavailableError, StorageFull) as error:
+                        # a registry that hangs takes seconds for each attempt
+                        self._look_again_ms = self._clock.monotonic_ms() + _RETRY_MS
                         self._note_wrong(str(error))
                         return
         self._swept_ms, self._is_wrong_noted = now_ms, False
