@@ -256,6 +256,7 @@ class Engine:
             in_lane=self.in_lane,
             in_read_lane=self.reader.in_read_lane,
             append=self._append_own,
+            queued_queues=self.writer.queued_queues,
             put_back_offsets=self.commits.put_back,
             record_beginning=self._record_beginning,
         )

@@ -12,7 +12,7 @@ lost one.
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -68,12 +68,15 @@ class Retention:
         in_lane: InLane,
         in_read_lane: InReadLane,
         append: Callable[[Sequence[Message]], Awaitable[object]],
+        queued_queues: Callable[[], Set[ConsumeQueue]],
         put_back_offsets: Callable[[int], Awaitable[None]],
         record_beginning: Callable[[int], Awaitable[None]],
     ) -> None:
         """`in_read_lane`: repairs entries of queue files that its job doubts.
 
         `pause`: wait, milliseconds.
+
+        `queued_queues`: of appends that are taken and have no offsets yet.
 
         `put_back_offsets`: commit again what messages of the offset topic below this place say, and
         no later one. `record_beginning`: make it durable that the log may begin at this offset.
@@ -97,6 +100,7 @@ class Retention:
         self._in_lane = in_lane
         self._in_read_lane = in_read_lane
         self._append = append
+        self._queued_queues = queued_queues
         self._put_back_offsets = put_back_offsets
         self._record_beginning = record_beginning
         self._space = files.space
@@ -359,14 +363,25 @@ class Retention:
 
     async def _put_back_own(self, first_kept: Mapping[QueueId, int], now_ms: int) -> None:
         await self._put_back_offsets(first_kept.get(group_offsets.QUEUE, 0))
-        emptied = [
-            (queue, first)
-            for queue, first in first_kept.items()
-            if first and first == self._queues.bounds_of(queue).end and queue != queue_ends.QUEUE
-        ]
-        messages = queue_ends.end_messages(emptied, now_ms=now_ms)
+        messages = queue_ends.end_messages(self._emptied(first_kept), now_ms=now_ms)
         messages += queue_ends.end_messages(
             self._queues.deleted, now_ms=now_ms, tag=queue_ends.DELETED_ENDS
         )
         if messages:
             await self._append(messages)
+
+    def _emptied(self, first_kept: Mapping[QueueId, int]) -> list[tuple[QueueId, int]]:
+        """The queues of which nothing is left, and their ends: none that is about to get messages,
+        which the log may have before the end.
+        """
+        queued = self._queued_queues()
+        found = ((self._queues.find(queue_id), first) for queue_id, first in first_kept.items())
+        return [
+            (queue.id, first)
+            for queue, first in found
+            if queue is not None
+            and first
+            and first == queue.next_offset
+            and queue not in queued
+            and queue.id != queue_ends.QUEUE
+        ]

@@ -16,6 +16,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.formats import checkpoint
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
+from storage.local.queues import queue_ends
 from storage.local.retention_plan import OnFull
 from storage.message import Durability, QueueId
 from storage.store import Snapshot
@@ -306,6 +307,38 @@ def test_after_a_crash_queues_go_on_where_they_were_even_those_of_which_nothing_
             for name in disk.list_directory(ROOT / folder):
                 disk.remove(ROOT / folder / name)
     in_lives(second_life, disk=disk)
+
+
+def test_the_log_has_no_message_of_an_emptied_queue_before_its_end_that_is_not_before_it():
+    """Else a log that begins at the end would have a gap behind it."""
+
+    async def life(world: World, delay_ms: float) -> None:
+        store = await open_store(world)
+        for _ in range(5):
+            await store.append([message(queue=RARE)])
+        await send(store, 40)
+        await asyncio.sleep(61)
+
+        dropping = asyncio.ensure_future(expire(world, store))
+        await asyncio.sleep(delay_ms / 1_000)
+        sends = []
+        for queue in (ORDERS, RARE, RARE):  # the others wait for the flush of the first
+            sends.append(asyncio.ensure_future(store.append([message(queue=queue)])))
+            await asyncio.sleep(0.0002)
+        await asyncio.gather(*sends)
+        assert await dropping
+
+        is_said = queue_ends.QUEUE.topic in await store.topics()
+        ends = await store.read(queue_ends.QUEUE, 0, **EVERYTHING) if is_said else []
+        rare = await store.read(RARE, (await store.offsets(RARE)).first, **EVERYTHING)
+        for said in ends:
+            end = dict(queue_ends.read_ends(said.body)).get(RARE)
+            before = [one.queue_offset for one in rare if one.log_offset < said.log_offset]
+            assert end is None or max(before, default=-1) < end
+
+    for step in range(60):
+        with World(SimulatedDisk(), 1) as world:
+            world.call(life(world, delay_ms=step / 5))
 
 
 def test_an_offset_that_is_committed_while_it_is_put_back_is_the_one_that_counts():

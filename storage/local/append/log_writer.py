@@ -226,6 +226,10 @@ class LogWriter:
         """Do appends wait for their offsets?"""
         return bool(self._calls) or self._storing is not None
 
+    def queued_queues(self) -> set[ConsumeQueue]:
+        """The queues of the appends that wait for their offsets."""
+        return {queue for call in self._calls for queue in call.queues}
+
     # ----------------------------------------------------------------------------------------------
     # appending
 
