@@ -112,11 +112,24 @@ def environment(folder: Path, *requirements: str | Path) -> Path:
     return programs
 
 
+def own_environment() -> dict[str, str]:
+    """The one of a user: without what tests and Spark set in this process."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("ESCROWMQ_", "PYTHON"))
+    }
+
+
 def run(*command: str | Path, folder: Path | None = None, **more: str) -> str:
     """What a program prints, once it has ended well. `more`: of its environment."""
-    own = {name: value for name, value in os.environ.items() if not name.startswith("ESCROWMQ_")}
     done = subprocess.run(
-        command, cwd=folder, env=own | more, capture_output=True, text=True, check=False
+        command,
+        cwd=folder,
+        env=own_environment() | more,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -295,7 +308,7 @@ def test_an_audit_from_the_wheel_finds_what_was_planted(service, project, tmp_pa
     done = subprocess.run(
         [*command, "--json", tmp_path / "report.json"],
         cwd=project,
-        env=os.environ | {"PYTHONPATH": "."},
+        env=own_environment() | {"PYTHONPATH": "."},
         capture_output=True,
         text=True,
         check=False,
