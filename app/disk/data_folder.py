@@ -21,6 +21,7 @@ _OF_A_STORE = frozenset(
     "consumequeue index config timers timerlog timerwheel snapshots making checkpoint abort lock"
     " registry-id recovery-reports.json lost+found".split()
 )
+_BEGINNINGS = (".", "repair-", "dledger-")  # hidden; of a repair; another log of a broker
 # of Linux, include/uapi/linux/fs.h; chattr +C sets the flag
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602
 _NO_COPY_ON_WRITE = 0x00800000
@@ -82,7 +83,7 @@ def _foreign_in(store: Path) -> str | None:
     """The first name in the folder that no store has; None where there is none, or a log."""
     if not store.is_dir() or (store / _LOG).is_dir():
         return None
-    names = {path.name for path in store.iterdir() if not path.name.startswith((".", "repair-"))}
+    names = {path.name for path in store.iterdir() if not path.name.startswith(_BEGINNINGS)}
     return min(names - _OF_A_STORE, default=None)
 
 

@@ -70,6 +70,7 @@ def test_a_directory_with_a_store_of_another_program_is_refused_and_stays_as_it_
         ["making", "lock", "lost+found", ".snapshot"],  # a first start that was killed, a mount
         ["commitlog", "notes-of-an-operator"],
         ["repair-2026-11-30", "index"],  # the log was lost
+        ["dledger-n0"],  # a broker's, which is refused by its name
     ],
 )
 def test_a_directory_with_a_store_that_can_be_ours_is_taken(tmp_path, names):
