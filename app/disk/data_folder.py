@@ -52,8 +52,8 @@ def make_data_folder(data_dir: Path) -> None:
         )
     if foreign := _foreign_in(data_dir / _STORE):
         raise CannotBeMade(
-            f"{data_dir / _STORE} has no log, but {foreign}, which no store has: it belongs to"
-            " another program. Choose another data directory"
+            f"{data_dir / _STORE} has no {_LOG}, and {foreign} is not part of a store: the folder"
+            " belongs to another program. Choose another data directory"
         )
     try:
         new = [folder for folder in data_dir.parents if not folder.exists()]

@@ -1,6 +1,9 @@
 """The deletion of a consumer group: whole, whatever interrupts it."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -34,6 +37,17 @@ def use_it(api: httpx.Client) -> None:
     settle(api, "dead-letter", given_up, reason="broken")
 
 
+@contextmanager
+def killed_in_use(data_dir: Path) -> Iterator[Server]:
+    """A service that was killed while its group was used."""
+    with Server(data_dir, dev=False) as server:
+        with server.client() as api:
+            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+            use_it(api)
+        server.kill()
+        yield server
+
+
 def check_begins_as_a_new_one(api: httpx.Client) -> None:
     assert_problem(api.get(GROUP), 404, "group_not_found")
     ok(api.put(GROUP, json=SUBSCRIBED), 201)
@@ -49,11 +63,7 @@ def test_a_deletion_that_was_cut_off_is_finished_by_the_next_start(tmp_path):
     there would leave it.
     """
     data_dir = tmp_path / "data"
-    with Server(data_dir, dev=False) as server:
-        with server.client() as api:
-            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-            use_it(api)
-        server.kill()
+    with killed_in_use(data_dir) as server:
         with sqlite3.connect(data_dir / "registry.db") as database:
             database.execute("UPDATE consumer_groups SET is_being_deleted = 1")
             (row,) = database.execute("SELECT * FROM consumer_groups")
@@ -80,11 +90,7 @@ def test_a_group_that_a_registry_from_before_does_not_have_goes_on_where_it_was_
 ):
     """Its positions are in the store: an older registry will do."""
     data_dir = tmp_path / "data"
-    with Server(data_dir, dev=False) as server:
-        with server.client() as api:
-            ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
-            use_it(api)
-        server.kill()
+    with killed_in_use(data_dir) as server:
         with sqlite3.connect(data_dir / "registry.db") as database:
             database.execute("DELETE FROM consumer_groups")
         server.start()

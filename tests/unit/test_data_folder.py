@@ -57,7 +57,9 @@ def test_a_directory_with_a_store_of_another_program_is_refused_and_stays_as_it_
     (tmp_path / "store" / "index").mkdir(parents=True)
     (tmp_path / "store" / "cart.js").write_text("export {}")
 
-    with pytest.raises(CannotBeMade, match=r"has no log, but cart\.js, which no store has"):
+    with pytest.raises(
+        CannotBeMade, match=r"has no commitlog, and cart\.js is not part of a store"
+    ):
         make_data_folder(tmp_path)
 
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
