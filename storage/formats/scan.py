@@ -28,6 +28,10 @@ Ints = NDArray[np.int64]
 _SEAL_DIGITS_AND_END = 9
 _RECORD_MAGICS = (records.MAGIC_V1, records.MAGIC_V2)
 _LEAST_RUN_BYTES = 2048  # fewer are judged one after another before numpy has begun
+_WORD_BYTES = unit.ALIGNMENT
+_ITEM_WORDS = unit.UNIT_ITEM_BYTES // _WORD_BYTES
+_SEAL_WORDS = unit.SEAL_BYTES // _WORD_BYTES
+_OFFSET_WORD = 3  # of a record: physical_offset is at byte 28
 _SHORT_UNIT_BYTES = 4096  # on average: below, one crc32c of all takes less time than one of each
 _COPIED_BYTES = 1 << 20  # about; stays in the cache of the processor
 _ZERO_REGISTER = 0xFFFFFFFF  # the crc32c whose register is zero
@@ -351,22 +355,19 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
     item = item_at_end(window, at + records.start(window, at)[0])
     if item is None or item.first_offset != window_offset + at:
         return None
-    words = np.frombuffer(window, np.uint64, len(window) // 8)
-    lengths = np.frombuffer(window, np.uint32, len(window) // 4)
-    found = _by_items(words, lengths, at, len(window)) or _by_magics(window, lengths, at)
+    words = np.frombuffer(window, np.uint64, len(window) // _WORD_BYTES)
+    found = _by_items(words, at // _WORD_BYTES) or _by_magics(window, words, at)
     if found is None:
         return None
-    positions, sizes = found
-    ends = positions + sizes
-
-    last = np.flatnonzero((words[ends // 8 - 2] & _SEVEN_BYTES) == _SEAL_WORD)
+    begins, ends, is_sealed = found
+    last = np.flatnonzero(is_sealed)
     if not len(last):
         return None
     first = np.concatenate(([0], last[:-1] + 1))
-    starts, unit_ends = positions[first], ends[last]
+    starts, unit_ends = begins[first], ends[last]
 
     good = _seals_match(window, words, starts, unit_ends) & (
-        _stated_offsets(lengths, starts) == starts + window_offset
+        _stated_offsets(words, starts) == starts * _WORD_BYTES + window_offset
     )
     epochs = _epoch_digits(words, ends[first], first == last)
     floor = _word(b"%08x" % epoch).byteswap()
@@ -375,51 +376,68 @@ def _scan_units(window: bytes, at: int, window_offset: int, epoch: int) -> _Run 
     count = len(good) if good.all() else int(np.argmin(good))
     if not count:
         return None
-    end = int(unit_ends[count - 1])
+    end = int(unit_ends[count - 1]) * _WORD_BYTES
     tail = unit.UNIT_ITEM_BYTES + unit.SEAL_BYTES
     item = unit.decode_item(window, end - tail)
     if item is None:
         return None
     kept = int(last[count - 1]) + 1
     rises = np.flatnonzero(epochs[:count] > before[:count])
-    begun = zip(_numbers_of(epochs[rises]).tolist(), starts[rises].tolist(), strict=True)
-    epoch_begins = [EpochBegin(number, start + window_offset) for number, start in begun]
-    return _Run(positions[:kept], sizes[:kept], end, item, epoch_begins)
+    offsets = (starts[rises] * _WORD_BYTES + window_offset).tolist()
+    epoch_begins = list(map(EpochBegin, _numbers_of(epochs[rises]).tolist(), offsets))
+    positions = begins[:kept] * _WORD_BYTES
+    sizes = ends[:kept] * _WORD_BYTES - positions
+    return _Run(positions, sizes, end, item, epoch_begins)
 
 
-def _by_items(
-    words: NDArray[np.uint64], lengths: NDArray[np.uint32], at: int, window_bytes: int
-) -> tuple[Ints, Ints] | None:
-    """Positions and sizes of the whole records that follow one another from `at`, each with a unit
-    item at its end; None if anything else is between them.
+class _Records(NamedTuple):
+    """Records that follow one another: the word where each begins, the one behind it, and whether
+    it ends with a seal.
     """
-    item_ends = np.flatnonzero(words[at // 8 :] == _ITEM_WORD) * 8 + (at + unit.UNIT_ITEM_BYTES)
-    item_ends = item_ends[item_ends + unit.SEAL_BYTES <= window_bytes]
+
+    begins: Ints
+    ends: Ints
+    is_sealed: NDArray[np.bool_]
+
+
+def _by_items(words: NDArray[np.uint64], at: int) -> _Records | None:
+    """The whole records that follow one another from word `at`, each with a unit item at its end;
+    None if anything else is between them.
+    """
+    item_ends = np.flatnonzero(words[at:] == _ITEM_WORD) + (at + _ITEM_WORDS)
+    item_ends = item_ends[: np.searchsorted(item_ends, len(words) - _SEAL_WORDS, side="right")]
     if not len(item_ends):
         return None
-    is_sealed = (words[item_ends // 8] & _SEVEN_BYTES) == _SEAL_WORD
-    ends = item_ends + unit.SEAL_BYTES * is_sealed
-    positions = np.concatenate(([at], ends[:-1]))
-    sizes = ends - positions
-    magics = lengths[positions // 4 + 1]
+    is_sealed = _begin_seals(words, item_ends)
+    ends = item_ends + _SEAL_WORDS * is_sealed
+    begins = np.concatenate(([at], ends[:-1]))
+    sizes, magics = _heads(words, begins)
     is_record = (magics == _MAGICS[0]) | (magics == _MAGICS[1])
-    is_record &= (_stated_sizes(lengths, positions) == sizes) & (sizes >= records.FIXED_BYTES)
-    return (positions, sizes) if is_record.all() else None
+    is_record &= (sizes == (ends - begins) * _WORD_BYTES) & (sizes >= records.FIXED_BYTES)
+    return _Records(begins, ends, is_sealed) if is_record.all() else None
 
 
-def _by_magics(window: bytes, lengths: NDArray[np.uint32], at: int) -> tuple[Ints, Ints] | None:
-    """The result of `_by_items`, for all records that end on a word border."""
+def _by_magics(window: bytes, words: NDArray[np.uint64], at: int) -> _Records | None:
+    """The result of `_by_items` from byte `at`, for all records that end on a word border."""
     positions = _candidates(window, at)
     if not len(positions) or positions[0] != at:
         return None
-    positions, sizes = _chain(positions, _stated_sizes(lengths, positions))
-    whole = int(np.searchsorted(positions + sizes, len(window), side="right"))
-    return positions[:whole], sizes[:whole]
+    positions, sizes = _chain(positions, _heads(words, positions // _WORD_BYTES)[0])
+    begins, ends = positions // _WORD_BYTES, (positions + sizes) // _WORD_BYTES
+    whole = int(np.searchsorted(ends, len(words), side="right"))
+    begins, ends = begins[:whole], ends[:whole]
+    return _Records(begins, ends, _begin_seals(words, ends - _SEAL_WORDS))
 
 
-def _stated_sizes(lengths: NDArray[np.uint32], positions: Ints) -> Ints:
-    """The length field of the record at each position."""
-    return lengths[positions // 4].byteswap().astype(np.int32).astype(np.int64)
+def _heads(words: NDArray[np.uint64], begins: Ints) -> tuple[Ints, NDArray[np.uint32]]:
+    """The length that each record states, and its magic as it is stored."""
+    halves = words[begins].view(np.uint32)
+    return halves[::2].byteswap().astype(np.int32).astype(np.int64), halves[1::2]
+
+
+def _begin_seals(words: NDArray[np.uint64], places: Ints) -> NDArray[np.bool_]:
+    """Does a seal begin with each of these words?"""
+    return np.asarray((words[places] & _SEVEN_BYTES) == _SEAL_WORD)
 
 
 def _chain(positions: Ints, sizes: Ints) -> tuple[Ints, Ints]:
@@ -450,14 +468,15 @@ def _seals_match(
     window: bytes, words: NDArray[np.uint64], starts: Ints, ends: Ints
 ) -> NDArray[np.bool_]:
     """Is each unit's crc32c the one in its seal, digit by digit?"""
-    digits = _digits_across(words, ends // 8 - 2)
+    digits = _digits_across(words, ends - _SEAL_WORDS)
     sums = _numbers_of(digits)
-    closed = (words[ends // 8 - 1].byteswap() & np.uint64(0xFF)) == np.uint64(2)
+    closed = (words[ends - 1].byteswap() & np.uint64(0xFF)) == np.uint64(2)
     is_seal = np.asarray((_hexadecimal(sums) == digits) & closed)
-    are_short = ends[-1] - starts[0] < len(starts) * _SHORT_UNIT_BYTES
+    are_short = (ends[-1] - starts[0]) * _WORD_BYTES < len(starts) * _SHORT_UNIT_BYTES
     if are_short and is_seal.all() and _sums_match_together(words, starts, ends, sums):
         return is_seal
-    slices = map(slice, starts.tolist(), (ends - _SEAL_DIGITS_AND_END).tolist())
+    digits_at = ends * _WORD_BYTES - _SEAL_DIGITS_AND_END
+    slices = map(slice, (starts * _WORD_BYTES).tolist(), digits_at.tolist())
     own = map(crc32c, map(memoryview(window).__getitem__, slices))
     return np.asarray(is_seal & (np.fromiter(own, np.uint64, len(starts)) == sums))
 
@@ -472,15 +491,15 @@ def _sums_match_together(
     of ones: the first four bytes are inverted instead. One wrong unit is always found, as by its
     own sum; that several cancel out is as likely as a chance match of one sum.
     """
-    first, behind = starts // 8, ends // 8
     registers = sums ^ np.uint64(0xFFFFFFFF)
-    together = max(1, len(starts) * _COPIED_BYTES // int(ends[-1] - starts[0]))
+    byte_count = int(ends[-1] - starts[0]) * _WORD_BYTES
+    together = max(1, len(starts) * _COPIED_BYTES // byte_count)
     for at in range(0, len(starts), together):
         some = slice(at, at + together)
-        base = first[at]
-        copy = words[base : behind[some][-1]].copy()
-        copy[first[some] - base] ^= np.uint64(0xFFFFFFFF)
-        last = behind[some] - base - 1
+        base = starts[at]
+        copy = words[base : ends[some][-1]].copy()
+        copy[starts[some] - base] ^= np.uint64(0xFFFFFFFF)
+        last = ends[some] - base - 1
         copy[last - 1] = (copy[last - 1] & _SEVEN_BYTES) | (registers[some] << np.uint64(56))
         copy[last] = registers[some] >> np.uint64(8)
         if crc32c(copy.data, _ZERO_REGISTER) != _ZERO_REGISTER:
@@ -488,10 +507,10 @@ def _sums_match_together(
     return True
 
 
-def _stated_offsets(lengths: NDArray[np.uint32], starts: Ints) -> Ints:
-    """The physical_offset field of the record at each position, which is on a 4-byte border."""
-    high = lengths[starts // 4 + 7].byteswap().astype(np.uint64)
-    low = lengths[starts // 4 + 8].byteswap().astype(np.uint64)
+def _stated_offsets(words: NDArray[np.uint64], starts: Ints) -> Ints:
+    """The physical_offset field of each record, which is in the middle of two words."""
+    high = words[starts + _OFFSET_WORD].view(np.uint32)[1::2].byteswap().astype(np.uint64)
+    low = words[starts + _OFFSET_WORD + 1].view(np.uint32)[::2].byteswap().astype(np.uint64)
     return ((high << np.uint64(32)) | low).astype(np.int64)
 
 
@@ -499,8 +518,8 @@ def _epoch_digits(
     words: NDArray[np.uint64], first_ends: Ints, is_sealed: NDArray[np.bool_]
 ) -> NDArray[np.uint64]:
     """The eight epoch digits of each unit as one number; as their text sorts, so do they."""
-    item_words = first_ends // 8 - np.where(is_sealed, 8, 6)
-    return _digits_across(words, item_words + 3)
+    item_ends = first_ends - _SEAL_WORDS * is_sealed
+    return _digits_across(words, item_ends - _ITEM_WORDS + 3)
 
 
 def _digits_across(words: NDArray[np.uint64], index: Ints) -> NDArray[np.uint64]:
