@@ -27,7 +27,7 @@ from storage.local.append.offset_commits import OffsetCommits
 from storage.local.append.received_units import ReceivedUnits
 from storage.local.deriver import Deriver
 from storage.local.lanes.event_loop import EventLoopRunner
-from storage.local.lanes.futures import EndWaits, answering, failing, in_lane, resolve, waking
+from storage.local.lanes.futures import EndWaits, failing, in_lane, resolve, waking
 from storage.local.lanes.rate_limit import RateLimit
 from storage.local.lanes.runner import FailingRunner, Lane, Runner, Timer
 from storage.local.log.log_tail import LogTail
@@ -555,11 +555,18 @@ class Engine:
         self._runner.later(delay_ms, waking(elapsed))
         await elapsed
 
-    async def _append_own(self, messages: Sequence[Message]) -> None:
-        """Durable on return."""
+    async def _append_own(
+        self, messages: Sequence[Message], written: Callable[[Placed], None]
+    ) -> None:
+        """Durable on return. `written` is called in the turn in which readers see them."""
         self.queues.grow(queue_ends.QUEUE.topic, 1)
-        answer: asyncio.Future[Placed] = self._loop.create_future()
-        self.writer.add_own(messages, done=answering(answer), failed=failing(answer))
+        answer: asyncio.Future[None] = self._loop.create_future()
+
+        def done(placed: Placed) -> None:
+            written(placed)
+            resolve(answer, None)
+
+        self.writer.add_own(messages, done=done, failed=failing(answer))
         await answer
 
     async def record_epoch(self, epoch: int) -> None:

@@ -28,7 +28,7 @@ class Leftovers:
         # Each with the number of the last thorough round that had begun then. What is left of a
         # crash in the middle, or of another process, is looked for once.
         self._before: dict[ConsumeQueue, int] = {queue: 0 for queue in self._queues if queue.first}
-        self._topics: dict[str, int] = {queue.topic: 0 for queue, _ in self._queues.deleted}
+        self._topics: dict[str, int] = {queue.id.topic: 0 for queue in self._queues.deleted}
         self._index_files: dict[IndexFile, int] = {}
 
     @property

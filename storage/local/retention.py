@@ -27,7 +27,7 @@ from storage.local.leftovers import Leftovers
 from storage.local.log.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.queues import group_offsets, queue_ends
-from storage.local.queues.consume_queue import ConsumeQueue
+from storage.local.queues.consume_queue import UNKNOWN, ConsumeQueue, DeletedQueue
 from storage.local.retention_plan import (
     OnFull,
     UsedSample,
@@ -38,12 +38,14 @@ from storage.local.retention_plan import (
     refuses,
 )
 from storage.local.store_files import StoreFiles
-from storage.message import Message, QueueId
+from storage.message import Message, Placed, QueueId
 from storage.store_admin import PutBack
 from storage.store_status import DiskUsage, SegmentInfo
 
 _SAMPLE_MS = 60_000
 _SAMPLES = 60
+# of deleted topics, whose ends are stated again when the log no longer states them
+_REMEMBERED_QUEUES = 16_384
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -67,12 +69,14 @@ class Retention:
         pause: Callable[[int], Awaitable[None]],
         in_lane: InLane,
         in_read_lane: InReadLane,
-        append: Callable[[Sequence[Message]], Awaitable[object]],
+        append: Callable[[Sequence[Message], Callable[[Placed], None]], Awaitable[None]],
         queued_queues: Callable[[], Set[ConsumeQueue]],
         put_back_offsets: Callable[[int], Awaitable[None]],
         record_beginning: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`in_read_lane`: repairs entries of queue files that its job doubts.
+        """`append`: durable on return; the callback comes in the turn in which readers see them.
+
+        `in_read_lane`: repairs entries of queue files that its job doubts.
 
         `pause`: wait, milliseconds.
 
@@ -155,8 +159,10 @@ class Retention:
                 has_expired(newest, policy, now_ms=now_ms) for newest in newest_ms[: len(going)]
             )
             first_kept = await self._first_kept_behind(going)
-            await put_back(first_kept)
-            await self._put_back_own(first_kept, now_ms)
+            by_id = {queue.id: first for queue, first in first_kept.items()}
+            await put_back(by_id)
+            await self._put_back_offsets(by_id.get(group_offsets.QUEUE, 0))
+            await self._put_back_ends(first_kept, going[-1].end_offset, now_ms)
             await self._drop(going, expired, first_kept)
         return len(going)
 
@@ -309,13 +315,16 @@ class Retention:
                 return head.stored_at_ms
         return None
 
-    async def _first_kept_behind(self, going: Sequence[Segment]) -> Mapping[QueueId, int]:
+    async def _first_kept_behind(self, going: Sequence[Segment]) -> Mapping[ConsumeQueue, int]:
+        """For each queue the first message that is stored behind these segments, or its end."""
         border = going[-1].end_offset
         queues = list(self._queues)  # here: it may grow while the lane looks
-        return await self._in_read_lane(lambda: self._first_kept(queues, border))
+        return await self._in_read_lane(
+            lambda: {queue: self._queue_check.first_at(queue, border) for queue in queues}
+        )
 
     async def _drop(
-        self, going: Sequence[Segment], expired: int, first_kept: Mapping[QueueId, int]
+        self, going: Sequence[Segment], expired: int, first_kept: Mapping[ConsumeQueue, int]
     ) -> None:
         """Drop these segments, of which the first `expired` have expired.
 
@@ -325,9 +334,8 @@ class Retention:
         await self._record_beginning(border)
         # No reader begins there any more; one that has begun keeps the file open, and ends with an
         # error at its end.
-        for queue_id, first in first_kept.items():
-            queue = self._queues.find(queue_id)
-            if queue is not None and first > queue.first:
+        for queue, first in first_kept.items():
+            if first > queue.first and self._queues.find(queue.id) is queue:
                 queue.first = first
                 self._leftovers.add_before_first(queue)
         for number, segment in enumerate(going):
@@ -355,33 +363,63 @@ class Retention:
             await self._in_lane(Lane.DERIVE, lambda: self._key_index.forget_before(border))
         )
 
-    def _first_kept(self, queues: Sequence[ConsumeQueue], border: int) -> Mapping[QueueId, int]:
-        """For each queue the first message that is stored at or behind the border, or its end. Read
-        lane only.
-        """
-        return {queue.id: self._queue_check.first_at(queue, border) for queue in queues}
+    async def _put_back_ends(
+        self, first_kept: Mapping[ConsumeQueue, int], border: int, now_ms: int
+    ) -> None:
+        again, forgotten = self._deleted_before(border)
+        messages = [
+            message
+            for tag, ends in (
+                (queue_ends.ENDS, self._emptied(first_kept)),
+                (queue_ends.DELETED_ENDS, [(queue.id, queue.end) for queue in again]),
+                (queue_ends.FORGOTTEN, [(queue.id, queue.end) for queue in forgotten]),
+            )
+            for message in queue_ends.end_messages(ends, now_ms=now_ms, tag=tag)
+        ]
 
-    async def _put_back_own(self, first_kept: Mapping[QueueId, int], now_ms: int) -> None:
-        await self._put_back_offsets(first_kept.get(group_offsets.QUEUE, 0))
-        messages = queue_ends.end_messages(self._emptied(first_kept), now_ms=now_ms)
-        messages += queue_ends.end_messages(
-            self._queues.deleted, now_ms=now_ms, tag=queue_ends.DELETED_ENDS
-        )
+        def written(placed: Placed) -> None:
+            # One whose topic was created meanwhile is no longer there, or was deleted again.
+            remembered = set(self._queues.deleted)
+            for queue in remembered.intersection(again):
+                self._queues.note_deleted(queue.id, queue.end, placed.log_offsets[0])
+            for queue in remembered.intersection(forgotten):
+                self._queues.forget_deleted(queue.id)
+
         if messages:
-            await self._append(messages)
+            await self._append(messages, written)
 
-    def _emptied(self, first_kept: Mapping[QueueId, int]) -> list[tuple[QueueId, int]]:
+    def _deleted_before(self, border: int) -> tuple[list[DeletedQueue], list[DeletedQueue]]:
+        """The queues of deleted topics whose ends nothing behind the border states: those to state
+        again, and those to forget.
+
+        Forgotten are, from the first deletion on, those that are too many; none of a topic that
+        still has files or is known again with fewer queues. Nothing of theirs is left in the log.
+        """
+        going = [queue for queue in self._queues.deleted if queue.stated_at < border]
+        surplus = self._queues.deleted_count - _REMEMBERED_QUEUES
+        again: list[DeletedQueue] = []
+        forgotten: list[DeletedQueue] = []
+        for queue in going:
+            topic = queue.id.topic
+            is_free = queue.stated_at != UNKNOWN and not (
+                self._queues.count(topic)
+                or self._queues.is_closing(topic)
+                or topic in self._leftovers.topics
+            )
+            (forgotten if is_free and len(forgotten) < surplus else again).append(queue)
+        return again, forgotten
+
+    def _emptied(self, first_kept: Mapping[ConsumeQueue, int]) -> list[tuple[QueueId, int]]:
         """The queues of which nothing is left, and their ends: none that is about to get messages,
         which the log may have before the end.
         """
         queued = self._queued_queues()
-        found = ((self._queues.find(queue_id), first) for queue_id, first in first_kept.items())
         return [
             (queue.id, first)
-            for queue, first in found
-            if queue is not None
-            and first
+            for queue, first in first_kept.items()
+            if first
             and first == queue.next_offset
+            and self._queues.find(queue.id) is queue
             and queue not in queued
             and queue.id != queue_ends.QUEUE
         ]

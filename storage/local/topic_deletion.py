@@ -1,5 +1,5 @@
 """Deletes a topic: its queues end in the log, where a replay finds the end, and their offsets are
-never used again.
+not used again while they are remembered (`Retention`).
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class TopicDeletions:
         self._queues.grow(queue_ends.QUEUE.topic, 1)
 
         def deleted(placed: Placed) -> None:
-            self._queues.delete(topic)
+            self._queues.delete(topic, placed.log_offsets[0])
             self._offsets.drop(topic)
             self._retention.topic_deleted(topic)
             self._arrivals.notify(queues)

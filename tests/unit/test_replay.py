@@ -19,6 +19,7 @@ from storage.local.queues import queue_ends, queue_files, replay
 from storage.local.queues.consume_queue import ConsumeQueue, ConsumeQueues, Unflushed
 from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.replay import Replay
+from storage.local.recovery.queues_snapshot import restore_emptied
 from storage.message import QueueId
 from tests.support.broker_log import COMMIT, INNER, BrokerLog, Stored, inner_batch
 
@@ -107,7 +108,66 @@ def test_a_topic_that_stays_deleted_is_unknown_and_its_end_is_remembered(log, fi
     queues = replayed(log, files)
 
     assert queues.find(GONE) is None
-    assert list(queues.deleted) == [(GONE, 3)]
+    (deleted,) = queues.deleted
+    assert (deleted.id, deleted.end) == (GONE, 3)
+
+
+def begin_again(log: BrokerLog, queue: QueueId) -> list[Stored]:
+    """Messages of a queue from offset 0 on, behind others of it."""
+    log._queue_ends[queue.topic, queue.number] = 0
+    return write(log, queue, 2)
+
+
+def test_a_queue_of_a_deleted_topic_that_is_forgotten_begins_at_0(log, files):
+    write(log, GONE, 3)
+    note(log, [(GONE, 3)], queue_ends.DELETED)
+    note(log, [(GONE, 3)], queue_ends.FORGOTTEN)
+    assert not list(replayed(log, files).deleted)
+
+    new = begin_again(log, GONE)
+
+    queues = replayed(log, files)
+    assert queues[GONE].bounds == (0, 2)
+    assert places(queues, GONE) == [one.log_offset for one in new]
+
+
+def test_a_topic_that_is_known_again_before_the_log_says_that_it_is_forgotten_begins_at_0(
+    log, files
+):
+    write(log, GONE, 3)
+    note(log, [(GONE, 3)], queue_ends.DELETED)
+    border = len(log.data)
+    note(log, [(GONE, 3)], queue_ends.FORGOTTEN)
+    begin_again(log, GONE)
+    queues = ConsumeQueues()
+    given = Replay(queues, files)
+
+    feed(given, log, 0, border)
+    queues.grow("gone", 2)
+    feed(given, log, border, len(log.data))
+
+    assert queues[GONE].bounds == (0, 2)
+
+
+def test_files_of_a_topic_that_is_forgotten_bring_nothing_back(log, files):
+    write(log, GONE, 3)
+    queues = replayed(log, files)
+    files.write(queues[GONE].take_unflushed())
+    border = len(log.data)
+    note(log, [(GONE, 3)], queue_ends.FORGOTTEN)
+    queues = ConsumeQueues()
+    given = Replay(queues, files)
+    feed(given, log, border, len(log.data))
+    assert dict(files.emptied(border)) == {GONE: 3}
+
+    restore_emptied(files, queues, border, given.forgotten)
+
+    assert queues.find(GONE) is None
+
+
+def feed(replay: Replay, log: BrokerLog, begin: int, end: int) -> None:
+    window = log.data[begin:end]
+    replay.feed(window, begin, scan.scan(window, begin, begin=begin, segment_end=1 << 20))
 
 
 def test_a_queue_of_which_nothing_is_left_goes_on_where_it_ended(log, files):
@@ -214,14 +274,13 @@ def outcome(log: BrokerLog, root: Path, borders: Iterable[int]) -> object:
     given = Replay(queues, files)
     try:
         for begin, end in pairwise(borders):
-            window = log.data[begin:end]
-            given.feed(window, begin, scan.scan(window, begin, begin=begin, segment_end=1 << 20))
+            feed(given, log, begin, end)
     except CorruptRecord as error:
         return str(error)
     return (
         {queue.id: (queue.bounds, places(queues, queue.id)) for queue in queues},
         {queue.id: queue.recent(queue.first, queue.end - queue.first) for queue in queues},
-        sorted(queues.deleted),
+        sorted((deleted.id, deleted.end) for deleted in queues.deleted),
         given.record_count,
         given.last_stored_at_ms,
         given.broker_records,

@@ -120,20 +120,33 @@ class Unflushed(NamedTuple):
         return self.queue_offset + len(self.entries) // ENTRY_BYTES
 
 
+UNKNOWN = -1  # log offset of a record, in a snapshot of an earlier version
+
+
+class DeletedQueue(NamedTuple):
+    """Queue of a deleted topic. `stated_at`: the log offset of the newest record that states its
+    end, or of one before it; or UNKNOWN.
+    """
+
+    id: QueueId
+    end: int
+    stated_at: int
+
+
 class ConsumeQueues:
     """All queues of a store, by topic and number.
 
     A queue is known from its first message on, or as its topic is made known.
 
-    Of a deleted topic the end of each queue that ever had messages is remembered: no queue offset
-    is used twice.
+    Of a deleted topic the end of each queue that ever had messages is remembered, so that no queue
+    offset is used twice, until a record in the log says that it is forgotten.
     """
 
     def __init__(self) -> None:
         self._queues: dict[QueueId, ConsumeQueue] = {}
         self._counts: dict[str, int] = {}
         self._closing: dict[str, list[ConsumeQueue]] = {}  # by topic: being deleted
-        self._deleted: dict[str, dict[int, int]] = {}  # by topic and number: the end
+        self._deleted: dict[str, dict[int, DeletedQueue]] = {}  # by topic and number
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         yield from self._queues.values()
@@ -177,13 +190,12 @@ class ConsumeQueues:
 
     def grow(self, topic: str, count: int) -> None:
         """The topic has at least so many queues."""
-        ends = self._deleted.get(topic, {})
         for number in range(self.count(topic), count):
-            queue, end = QueueId(topic, number), ends.pop(number, 0)
+            queue = QueueId(topic, number)
+            deleted = self.forget_deleted(queue)
+            end = deleted.end if deleted is not None else 0
             self._queues[queue] = ConsumeQueue(queue, first=end, end=end)
         self._counts[topic] = max(count, self.count(topic))
-        if topic in self._deleted and not ends:
-            del self._deleted[topic]
 
     def restore(self, queue: QueueId, bounds: OffsetRange) -> None:
         """The queue as a snapshot knows it."""
@@ -203,11 +215,12 @@ class ConsumeQueues:
     # deleted topics
 
     @property
-    def deleted(self) -> Iterator[tuple[QueueId, int]]:
-        """The queues of deleted topics that had messages, and their ends."""
-        for topic, ends in self._deleted.items():
-            for number, end in ends.items():
-                yield QueueId(topic, number), end
+    def deleted(self) -> Iterator[DeletedQueue]:
+        """The queues of deleted topics that had messages; the topics that were deleted first come
+        first.
+        """
+        for queues in self._deleted.values():
+            yield from queues.values()
 
     @property
     def deleted_count(self) -> int:
@@ -232,21 +245,44 @@ class ConsumeQueues:
         self._queues.update({queue.id: queue for queue in reopened})
         self._counts[topic] = len(reopened)
 
-    def delete(self, topic: str) -> None:
-        """Forget the queues of the topic but for their ends."""
+    def delete(self, topic: str, log_offset: int) -> None:
+        """Forget the queues of the topic but for their ends, which the record at this log offset
+        states.
+        """
         self.close(topic)
         for queue in self._closing.pop(topic, []):
             queue.is_deleted = True
-            self.note_deleted(queue.id, queue.next_offset)
+            self.note_deleted(queue.id, queue.next_offset, log_offset)
 
-    def note_deleted(self, queue: QueueId, end: int) -> None:
-        """The queue of a deleted topic has ended there, or further."""
-        ends = self._deleted.setdefault(queue.topic, {})
-        ends[queue.number] = max(end, ends.get(queue.number, 0))
-        if not ends[queue.number]:
-            del ends[queue.number]
-        if not ends:
+    def note_deleted(self, queue: QueueId, end: int, log_offset: int) -> None:
+        """The queue of a deleted topic has ended there, or further, by the record at this log
+        offset.
+        """
+        known = self._deleted.get(queue.topic, {}).get(queue.number)
+        noted = DeletedQueue(queue, end, log_offset)
+        if known is not None:
+            noted = DeletedQueue(queue, max(end, known.end), max(log_offset, known.stated_at))
+        if noted.end:
+            self._deleted.setdefault(queue.topic, {})[queue.number] = noted
+
+    def forget_deleted(self, queue: QueueId) -> DeletedQueue | None:
+        """Forget the end of a queue of a deleted topic; what it was, None where there is none."""
+        of_topic = self._deleted.get(queue.topic)
+        if of_topic is None:
+            return None
+        deleted = of_topic.pop(queue.number, None)
+        if not of_topic:
             del self._deleted[queue.topic]
+        return deleted
+
+    def begin_again(self, queue: QueueId) -> None:
+        """The log says that the end of this queue of a deleted topic is forgotten: if the topic is
+        known again, it begins at 0, unless it has messages.
+        """
+        self.forget_deleted(queue)
+        known = self._queues.get(queue)
+        if known is not None and known.first == known.next_offset:
+            self._queues[queue] = ConsumeQueue(queue, first=0, end=0)
 
     def _unknown(self, queue: QueueId) -> UnknownTopic | UnknownQueue:
         count = self.count(queue.topic)

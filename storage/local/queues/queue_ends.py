@@ -1,14 +1,17 @@
 """The ends of queues of which the log has no message any more, and the deletion of topics, as
 messages of ours in the log.
 
-Nothing else in the log would say which queue offset comes next, and none is ever used twice. The
-body of each message is JSON, [[topic, queue number, end], ...]; its tag says what of them:
+Nothing else in the log would say which queue offset comes next, and none is used twice while the
+queue is remembered. The body of each message is JSON, [[topic, queue number, end], ...]; its tag
+says what of them:
 
     ends           retention has dropped all messages of these queues
     deleted        this topic is deleted here: all before in the log is gone, which is at
                    least what the rows say
     deleted_ends   these queues are of topics that were deleted before; said again before retention
-                   drops a deletion
+                   drops what last said so
+    forgotten      these queues of deleted topics are no longer remembered; where the topic is
+                   created again, they begin at 0
 """
 
 from collections.abc import Iterable
@@ -19,7 +22,7 @@ from storage.formats.names import QUEUE_END_TOPIC
 from storage.message import Message, QueueId
 
 QUEUE = QueueId(QUEUE_END_TOPIC, 0)
-ENDS, DELETED, DELETED_ENDS = "ends", "deleted", "deleted_ends"
+ENDS, DELETED, DELETED_ENDS, FORGOTTEN = "ends", "deleted", "deleted_ends", "forgotten"
 _ROWS = 1_024  # in one message: a topic has no more queues
 _decoder = msgspec.json.Decoder(list[tuple[str, int, int]])
 

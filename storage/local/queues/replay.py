@@ -48,6 +48,7 @@ class Replay:
         self._in_memory = 0
         self._fed: dict[ConsumeQueue, None] = {}
         self._deleted: list[tuple[str, list[ConsumeQueue]]] = []
+        self.forgotten: set[QueueId] = set()  # of deleted topics, by what the log says
         self.record_count = 0
         self.queue_ids: set[QueueId] = set()  # that had records
         self.last_stored_at_ms = 0
@@ -200,14 +201,18 @@ class Replay:
         if tag == queue_ends.DELETED:
             for topic in {queue.topic for queue, _ in ends}:
                 self._deleted.append((topic, self._queues.close(topic)))
-                self._queues.delete(topic)
+                self._queues.delete(topic, record.physical_offset)
+        if tag != queue_ends.ENDS:
             self._found.clear()
         for queue, end in ends:
             if tag == queue_ends.ENDS:
                 self._queues.found(queue, end)
+            elif tag == queue_ends.FORGOTTEN:
+                self.forgotten.add(queue)
+                self._queues.begin_again(queue)
             # a topic that was created again may have fewer queues
             elif queue.number >= self._queues.count(queue.topic):
-                self._queues.note_deleted(queue, end)
+                self._queues.note_deleted(queue, end, record.physical_offset)
 
     def _note_lost(self, offset: int, raw: bytes) -> None:
         """The messages that a repair took out of the log keep their queue offsets; what is left of

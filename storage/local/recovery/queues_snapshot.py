@@ -3,12 +3,14 @@
 It counts only as far as the files of the queues and of the key index confirm it.
 """
 
+from collections.abc import Collection
+
 import msgspec
 
 from storage.files.unreadable import Unreadable
 from storage.formats.epochs import EpochHistory
 from storage.local.index.key_index import KeyIndex
-from storage.local.queues.consume_queue import ConsumeQueues
+from storage.local.queues.consume_queue import UNKNOWN, ConsumeQueues
 from storage.local.queues.queue_files import QueueFiles
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import OffsetRange, QueueId
@@ -27,6 +29,8 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
     # while the log begins there, the queues begin as stated, whatever their files say
     log_begin: int | None = None
     deleted: list[tuple[str, int, int]] = []  # topic, number, end; an earlier version deleted none
+    # DeletedQueue.stated_at of each; an earlier version did not keep them
+    deleted_stated_at: list[int] | None = None
     # (epoch, log offset of its first unit); an earlier version did not write them down
     epochs: list[tuple[int, int]] | None = None
 
@@ -45,10 +49,16 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
             for queue in queues
             if queue.end
         ]
-        deleted = [(*queue, end) for queue, end in queues.deleted]
+        deleted = list(queues.deleted)
         begins = [(begin.epoch, begin.offset) for begin in epochs if begin.offset < log_offset]
         return cls(
-            log_offset, stored_at_ms, rows, log_begin=log_begin, deleted=deleted, epochs=begins
+            log_offset,
+            stored_at_ms,
+            rows,
+            log_begin=log_begin,
+            deleted=[(*queue.id, queue.end) for queue in deleted],
+            deleted_stated_at=[queue.stated_at for queue in deleted],
+            epochs=begins,
         )
 
     def wrap(self) -> Snapshot:
@@ -96,23 +106,26 @@ def load_queues(
         kept_bounds[queue] = bounds
     for queue, bounds in kept_bounds.items():
         queues.restore(queue, bounds)
-    for topic, number, end in snapshot.deleted:
-        queues.note_deleted(QueueId(topic, number), end)
+    stated_at = snapshot.deleted_stated_at or [UNKNOWN] * len(snapshot.deleted)
+    for (topic, number, end), log_offset in zip(snapshot.deleted, stated_at, strict=True):
+        queues.note_deleted(QueueId(topic, number), end, log_offset)
     return snapshot
 
 
-def restore_emptied(files: QueueFiles, queues: ConsumeQueues, log_begin: int) -> None:
+def restore_emptied(
+    files: QueueFiles, queues: ConsumeQueues, log_begin: int, forgotten: Collection[QueueId]
+) -> None:
     """Restore the ends of queues whose messages have all expired, from their files.
 
     Retention of EscrowMQ writes these ends to the log, a broker does not, and the offsets of its
     consumers are beyond them. The queues of deleted topics, whose files may still exist, are in the
-    log as well.
+    log as well, also where it says that they are `forgotten`.
 
     Raises Unreadable if the end of a queue is in such a file alone.
     """
-    deleted = dict(queues.deleted)
+    deleted = {queue.id for queue in queues.deleted}
     for queue, end in files.emptied(log_begin) if log_begin else ():
-        if queue in deleted:
+        if queue in deleted or queue in forgotten:
             continue
         if not isinstance(end, Unreadable):
             queues.found(queue, end)

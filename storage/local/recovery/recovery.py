@@ -135,7 +135,7 @@ def recover(
     derived = _Derived(queues, queue_files, key_index, snapshot, begin)
     walk = _walk(segments, begin, derived.feed, progress, epoch=0)
     if snapshot is None:
-        restore_emptied(queue_files, queues, segments.first_offset)
+        restore_emptied(queue_files, queues, segments.first_offset, derived.replay.forgotten)
     watch.note("walk")
 
     was_clean = was_closed and walk.end == synced_offset
