@@ -62,6 +62,23 @@ class _Nothing:
 NONE_CANCELLED = _Nothing()
 
 
+class _OpenBatch:
+    """Open messages of a queue that are examined together, by what becomes of them.
+
+    `left`: the offsets to look at when all is done, or has failed: whatever of them nothing has
+    become of is open again then. Claimed and settled ones are taken out at once, exhausted ones
+    when the skipping and the keeping of damage have succeeded, skipped and unreadable ones never.
+    """
+
+    __slots__ = ("exhausted", "left", "skipped", "unreadable")
+
+    def __init__(self, left: dict[int, None]) -> None:
+        self.left = left
+        self.skipped: list[tuple[int, Why]] = []
+        self.unreadable: list[Unreadable] = []
+        self.exhausted: list[ClaimedMessage] = []
+
+
 class MessageSelector:
     """Chooses messages for a receive. Event loop only; the caller holds the group's turn."""
 
@@ -114,65 +131,78 @@ class MessageSelector:
         """Claim open messages of the queue, as many as there is room for; those that cannot or must
         not be delivered are settled on the way. False: it had none, or the disk is full.
 
-        Each of the offsets is taken from the open ones first. `left` are those of which nothing has
-        become: whatever happens, they are open again at the end.
+        Each of the offsets is taken from the open ones first. Whatever happens, those of which
+        nothing has become are open again at the end.
         """
-        exhausted: list[ClaimedMessage] = []
-        unreadable: list[Unreadable] = []
-        skipped: list[tuple[int, Why]] = []
         may_skip = rules.may_skip and not queue.is_retry
         end = (await self._store.offsets(queue.queue)).end if may_skip else 0
         now_ms = self._journal.now().wall_ms
         offsets = queue.claim_open(claim.left)
-        left = dict.fromkeys(offsets)
+        batch = _OpenBatch(dict.fromkeys(offsets))
         try:
             async for offset, message in self._reader.read_each(queue.queue, offsets):
                 shown = None if message is None or claim.is_full else await _shown(message)
                 slot = queue.slots.get(offset)
-                if slot.state != State.OPEN:
-                    pass  # it was settled meanwhile
+                if slot.state != State.OPEN:  # it was settled meanwhile
+                    del batch.left[offset]
                 elif isinstance(message, CorruptRecord):
                     is_new = not slot.was_delivered
-                    unreadable.append(Unreadable(queue, offset, slot.attempt, 0, message, is_new))
-                    continue
+                    batch.unreadable.append(
+                        Unreadable(queue, offset, slot.attempt, 0, message, is_new)
+                    )
                 elif message is None or not self._is_to_come(
                     claim.leases, queue, rules, message, slot.was_delivered
                 ):
                     self._settle_undelivered(claim, queue, slot, message)
+                    del batch.left[offset]
                 elif (
                     may_skip
                     and not slot.was_delivered
                     and (why := why_skipped(rules, message, end=end, now_ms=now_ms))
                 ):
-                    skipped.append((offset, why))
-                    continue
-                elif slot.attempt >= rules.max_attempts:
-                    exhausted.append(ClaimedMessage(queue, offset, slot.attempt, message))
-                    queue.slots.move(offset, Event.MOVE)
-                    continue
-                elif isinstance(shown, CorruptRecord):
-                    unreadable.append(_not_decompressed(queue, slot, message, shown))
-                    continue
-                elif shown is None or not claim.fits(shown):
-                    continue
+                    batch.skipped.append((offset, why))
                 else:
-                    attempt = (
-                        slot.attempt + 1
-                        if slot.was_delivered
-                        else self._first_attempt(claim, queue, message)
-                    )
-                    claim.add(queue, offset, attempt, shown, slot)
-                    claim.keys.add((queue.index, message.ordering_key or ""))
-                del left[offset]
-            await self._skipper.skip(claim.leases, queue, skipped)
-            is_kept = await self._keep(claim, rules, unreadable)
-            for one in exhausted:
-                del left[one.offset]
+                    self._claim_wanted(claim, queue, rules, batch, slot, message, shown)
+            await self._skipper.skip(claim.leases, queue, batch.skipped)
+            is_kept = await self._keep(claim, rules, batch.unreadable)
+            for one in batch.exhausted:
+                del batch.left[one.offset]
         finally:
-            _reopen(queue, left)
-        if exhausted:
-            await self._ends.give_up(claim.leases, rules, exhausted)
+            _reopen(queue, batch.left)
+        if batch.exhausted:
+            await self._ends.give_up(claim.leases, rules, batch.exhausted)
         return bool(offsets) and is_kept
+
+    def _claim_wanted(
+        self,
+        claim: Claim,
+        queue: QueueLeases,
+        rules: GroupRules,
+        batch: _OpenBatch,
+        slot: Slot,
+        message: StoredMessage,
+        shown: StoredMessage | CorruptRecord | None,
+    ) -> None:
+        """Claim an open message that the group wants, if it fits. One without attempts left is put
+        with the exhausted ones of the batch, to be given up later; one that cannot be decompressed
+        with the unreadable ones.
+
+        `shown`: the message as it is delivered; None where the claim is full.
+        """
+        if slot.attempt >= rules.max_attempts:
+            batch.exhausted.append(ClaimedMessage(queue, slot.offset, slot.attempt, message))
+            queue.slots.move(slot.offset, Event.MOVE)
+        elif isinstance(shown, CorruptRecord):
+            batch.unreadable.append(_not_decompressed(queue, slot, message, shown))
+        elif shown is not None and claim.fits(shown):
+            attempt = (
+                slot.attempt + 1
+                if slot.was_delivered
+                else self._first_attempt(claim, queue, message)
+            )
+            claim.add(queue, slot.offset, attempt, shown, slot)
+            claim.keys.add((queue.index, message.ordering_key or ""))
+            del batch.left[slot.offset]
 
     def _settle_undelivered(
         self, claim: Claim, queue: QueueLeases, slot: Slot, message: StoredMessage | None
