@@ -105,11 +105,9 @@ class HotPulls:
             return None
         topic_name, number, before, given_offset, behind = found.groups()
         wanted = _wanted(before, behind)
-        if wanted is None or (
-            waited is None and not self._parts.bodies.has_plenty(wanted.max_bytes)
-        ):
+        bodies = self._parts.bodies
+        if wanted is None or (waited is None and not bodies.has_plenty(wanted.max_bytes)):
             return None
-        is_json = form.is_json
         offset = int(given_offset)
         block = None
         try:
@@ -120,46 +118,57 @@ class HotPulls:
             count = min(wanted.max_messages, bounds.end - offset)
             if not 0 <= count <= form.most_messages or offset < bounds.first:
                 return None
-            if not count and wanted.wait_ms and not reading.is_stopping:
-                now_ms = reading.clock.monotonic_ms()
-                until_ms = now_ms + wanted.wait_ms if waited is None else waited.until_ms
-                if now_ms < until_ms:
-                    again = partial(self._answer, form, data, _Waited(reading, until_ms, begun))
-                    return reading.long_polls.wait_for_arrival(
-                        store, queue, offset, until_ms, again
-                    )
             if count:
-                if waited is not None and not self._parts.bodies.has_plenty(wanted.max_bytes):
+                if waited is not None and not bodies.has_plenty(wanted.max_bytes):
                     return None
                 max_bytes = min(wanted.max_bytes, form.most_bytes)
                 block = store.block_now(queue, offset, count=count, max_bytes=max_bytes)
                 if block is None:
                     return None
+            elif (wait := _wait_of(reading, wanted, begun, waited)) is not None:
+                again = partial(self._answer, form, data, wait)
+                return reading.long_polls.wait_for_arrival(
+                    store, queue, offset, wait.until_ms, again
+                )
         except MessagingError:
             return None
-        if is_json and not (wanted.is_text or block is None):
-            return None
-        parts = (
-            _json(block, offset + count, bounds)
-            if is_json
-            else _records(block, count, offset + count, bounds)
-        )
-        if parts is None:
-            return None
-        length = sum(map(len, parts))
-        if form.has_gzip and is_json and length >= MIN_BYTES:
+        pieces = _body_pieces(form, wanted, block, count, offset + count, bounds)
+        return None if pieces is None else self._whole(form, reading, pieces, count, begun)
+
+    def _whole(
+        self, form: _Form, reading: Reading, pieces: list[bytes], count: int, begun: float
+    ) -> bytes | None:
+        """Head and body of the answer, whose messages are counted and whose request is noted as
+        answered; None, with nothing noted, where the client takes so long a one compressed.
+        """
+        length = sum(map(len, pieces))
+        varies_by_encoding = form.is_json and length >= MIN_BYTES
+        if form.has_gzip and varies_by_encoding:
             return None
         reading.metrics.messages_out.inc(count)
         head = b"vary: %b\r\ncontent-length: %d\r\ncontent-type: %b\r\nrequest-id: %b\r\n\r\n" % (
-            b"Accept, Accept-Encoding" if is_json and length >= MIN_BYTES else b"Accept",
+            b"Accept, Accept-Encoding" if varies_by_encoding else b"Accept",
             length,
             form.media_type,
             urandom(_ID_BYTES).hex().encode("ascii"),
         )
         lines = (*self._parts.default_lines(), reading.head_lines())
-        answer = b"".join((STATUS_LINES[_OK], *lines, head, *parts))
+        answer = b"".join((STATUS_LINES[_OK], *lines, head, *pieces))
         self._parts.metrics.requests.note("pullMessages", _OK, perf_counter() - begun)
         return answer
+
+
+def _wait_of(
+    reading: Reading, wanted: _Wanted, begun: float, waited: _Waited | None
+) -> _Waited | None:
+    """The wait of a pull that found no message; None where it asks for none, or has waited for as
+    long as it asks.
+    """
+    if not wanted.wait_ms or reading.is_stopping:
+        return None
+    now_ms = reading.clock.monotonic_ms()
+    until_ms = now_ms + wanted.wait_ms if waited is None else waited.until_ms
+    return _Waited(reading, until_ms, begun) if now_ms < until_ms else None
 
 
 @lru_cache(maxsize=1_024)
@@ -182,20 +191,22 @@ def _wanted(before: bytes | None, behind: bytes | None) -> _Wanted | None:
     )
 
 
-def _records(
-    block: RecordBlock | None, count: int, next_offset: int, bounds: OffsetRange
-) -> list[bytes]:
+def _body_pieces(
+    form: _Form,
+    wanted: _Wanted,
+    block: RecordBlock | None,
+    count: int,
+    next_offset: int,
+    bounds: OffsetRange,
+) -> list[bytes] | None:
+    """The pieces of the body; None where a message is not plain, or is not wanted as text."""
     result = "no_new_message" if block is None else "found"
-    return [frames.header(count, next_offset, bounds, result), b"" if block is None else block.data]
-
-
-def _json(block: RecordBlock | None, next_offset: int, bounds: OffsetRange) -> list[bytes] | None:
-    """The pieces of the answer as JSON; None where a message is not plain."""
+    if not form.is_json:
+        header = frames.header(count, next_offset, bounds, result)
+        return [header, b"" if block is None else block.data]
     if block is None:
-        return [BEGIN_OF_PAGE, end_of_page(next_offset, bounds, "no_new_message")]
-    messages = joined(block.columns(), b"}")
-    return (
-        None
-        if messages is None
-        else [BEGIN_OF_PAGE, messages, end_of_page(next_offset, bounds, "found")]
-    )
+        return [BEGIN_OF_PAGE, end_of_page(next_offset, bounds, result)]
+    messages = joined(block.columns(), b"}") if wanted.is_text else None
+    if messages is None:
+        return None
+    return [BEGIN_OF_PAGE, messages, end_of_page(next_offset, bounds, result)]
