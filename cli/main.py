@@ -12,7 +12,7 @@ import typer
 
 from app.life import exit_codes
 from cli.audit import commands as audit
-from cli.audit import compact, reconcile, watch
+from cli.audit import compact, reconcile, run, watch
 from cli.group import commands as group
 from cli.import_ import commands as import_
 from cli.replica import commands as replica
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+audit.app.command()(run.run)
 audit.app.command()(reconcile.reconcile)
 audit.app.command()(compact.compact)
 audit.app.command()(watch.watch)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -36,6 +37,11 @@ _MASTER = re.compile(  # as Spark's SparkContext and SparkSubmit read it
 _MEMORY = re.compile(r"([1-9][0-9]{0,11})([kmgt])", re.IGNORECASE)
 _UNITS = {"k": 1, "m": 1 << 10, "g": 1 << 20, "t": 1 << 30}  # KiB
 _LEAST_MEMORY = 450 << 10  # KiB: with less no Spark starts
+
+
+class ProgressAs(StrEnum):
+    TEXT = "text"
+    JSON = "json"
 
 
 def _known_master(master: str | None) -> str | None:

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from audit.checks.kinds import KINDS
 from audit.report.terminal import printable
-from cli.audit.commands import ProgressAs
 from cli.audit.common import (
     DriverMemory,
     Master,
+    ProgressAs,
     SparkLog,
     counted_by,
     log_of_spark,
