@@ -1,15 +1,13 @@
 """HTTP/1.1 connections: requests in, answers out, one after another.
 
 A client that is silent or dribbles must not hold a connection, nor one that reads its answer not at
-all or too slowly; a head must not grow without end; and what is not HTTP gets a problem document as
-any other refusal.
+all or too slowly (`unread.py`); a head must not grow without end; and what is not HTTP gets a
+problem document as any other refusal.
 """
 
 import asyncio
-import fcntl
 import re
 import secrets
-import sys
 import termios
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -27,6 +25,7 @@ from app.http.exchange import headers_by_name, takes_a_stream
 from app.problems import MEDIA_TYPE, Refusal, document
 from app.server.deadline import Deadline
 from app.server.request import Headers, Request, head_of
+from app.server.unread import UnreadAnswers, kernel_bytes
 from app.settings import HttpOptions
 
 KEEP_ALIVE_MS = 75_000  # that a connection may be idle
@@ -112,7 +111,9 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self.server = server
         self._parser = _new_parser(self)
+        # `connection_made` gives them
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)
+        self._unread: UnreadAnswers = cast("UnreadAnswers", None)
         self._current: Request | None = None  # the request that is being answered
         # one is being answered that came and goes as bytes (`HttpServer.take`)
         self._is_held = False
@@ -126,14 +127,9 @@ class Connection(asyncio.Protocol):
         self._arriving: Request | None = None  # the newest one
         self._is_reading_paused = False
         self._is_half_closed = False  # the client sends nothing more, and may read still
-        self._writable: asyncio.Future[None] | None = None  # done when the client has taken enough
-        self._is_writing_paused = False
         self._deadline = Deadline(server.loop, self._close_late)
         # what the deadline becomes when what has arrived is read; 0: none
         self._timeout_ms: int | None = None
-        # runs while the client has to take more of its answers
-        self._unread: asyncio.TimerHandle | None = None
-        self._unread_bytes = 0  # of answers that the client has not taken, where they are many
         # Of the head and the body that are being received:
         self._target = b""
         self._unknown_method: str | None = None
@@ -151,10 +147,14 @@ class Connection(asyncio.Protocol):
     # the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        server = self.server
         self._transport = cast("asyncio.Transport", transport)
-        self.server.connections.add(self)
-        self.server.counted.opened(self)
-        self._deadline.set(self.server.options.head_timeout_ms)
+        self._unread = UnreadAnswers(
+            self._transport, server.options, server.bodies, server.loop, self._cut_slow
+        )
+        server.connections.add(self)
+        server.counted.opened(self)
+        self._deadline.set(server.options.head_timeout_ms)
 
     def eof_received(self) -> bool:
         """The client sends nothing more. It may still read the answer that is being made, behind
@@ -174,14 +174,14 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.close()
-        self._watch_no_more()
+        self._unread.watch_no_more()
         self.server.connections.discard(self)
         if self._current is not None:
             self._current.leave()
         on_lost, self._on_lost = self._on_lost, None
         if on_lost is not None:
             on_lost()
-        self._go_on_writing()
+        self._unread.end()
         self._transport.close()
         self.server.counted.lost(self)
         # These refer to the connection. Its memory would wait for the garbage collector, and a
@@ -192,7 +192,7 @@ class Connection(asyncio.Protocol):
         self._count_kept(0)
 
     def close_idle(self) -> bool:
-        if _kernel_bytes(self._transport, termios.FIONREAD):
+        if kernel_bytes(self._transport, termios.FIONREAD):
             return False
         self._deadline.clear()
         self.close()
@@ -212,12 +212,11 @@ class Connection(asyncio.Protocol):
         cut off.
         """
         self._transport.close()
-        if self._unread is None and self._transport.get_write_buffer_size():
-            self._watch()
+        self._unread.watch_closing()
 
     def cut(self) -> None:
         """Close it at once."""
-        self._watch_no_more()
+        self._unread.watch_no_more()
         self._transport.abort()
 
     @property
@@ -544,7 +543,7 @@ class Connection(asyncio.Protocol):
         """May anything be asked over this connection (`Connections.serves`), whose client takes its
         answers?
         """
-        return not self._is_writing_paused and self.server.counted.serves(self, "")
+        return not self._unread.is_much and self.server.counted.serves(self, "")
 
     def hold(self, on_lost: Callable[[], None] | None = None) -> None:
         """A request has been taken, which is answered by `answer_held`; what arrives waits behind
@@ -604,72 +603,26 @@ class Connection(asyncio.Protocol):
             self._transport.write(data)
 
     def pause_writing(self) -> None:
-        self._is_writing_paused = True
-        self._count_unread(self._transport.get_write_buffer_size())
-        self._watch()
+        self._unread.note_much()
 
     def resume_writing(self) -> None:
-        self._go_on_writing()
-        if self._transport.is_closing():
-            self._watch()  # nothing else ends it while its client leaves the rest unread
+        self._unread.note_taken()
 
-    def _go_on_writing(self) -> None:
-        self._is_writing_paused = False
-        self._count_unread(0)
-        self._watch_no_more()
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-
-    async def drain(self) -> None:
+    def drain(self) -> Awaitable[None]:
         """Return once the client has taken enough of what was written, or has left."""
-        while self._is_writing_paused:
-            if self._writable is None or self._writable.done():
-                self._writable = self.server.loop.create_future()
-            await self._writable
+        return self._unread.drain()
 
-    def _count_unread(self, byte_count: int) -> None:
-        change, self._unread_bytes = byte_count - self._unread_bytes, byte_count
-        self.server.bodies.change_answers(change)
-
-    def _watch(self) -> None:
-        """Find out later how much of its answers the client has taken by then."""
-        self._watch_no_more()
-        timeout = self.server.options.unread_timeout_ms / 1000
-        self._unread = self.server.loop.call_later(timeout, self._cut_slow, self._untaken_bytes())
-
-    def _watch_no_more(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
-
-    def _cut_slow(self, untaken_bytes: int) -> None:
-        """Cut the client off where it has taken too few of these bytes: its answer would stay here
-        for as long as it likes.
-        """
-        options, left_bytes = self.server.options, self._untaken_bytes()
-        if untaken_bytes - left_bytes >= options.least_read_bytes:
-            self._watch()
-            return
+    def _cut_slow(self, read_bytes: int, left_bytes: int) -> None:
         _, peer = self.addresses()
         log.warning(
             "client_reads_too_slowly",
             client=peer and peer[0],
-            read_bytes=untaken_bytes - left_bytes,
+            read_bytes=read_bytes,
             unread_bytes=left_bytes,
-            within_ms=options.unread_timeout_ms,
+            within_ms=self.server.options.unread_timeout_ms,
         )
         self.server.on_slow_reader()
         self.cut()
-
-    def _untaken_bytes(self) -> int:
-        """Bytes of answers that the client has not taken.
-
-        The kernel has some of them: it takes more only when a third of its buffer is free, which
-        are megabytes, so that a slow client would seem to take nothing for a long time.
-        """
-        return self._transport.get_write_buffer_size() + _kernel_bytes(
-            self._transport, termios.TIOCOUTQ
-        )
 
     def _close_late(self) -> None:
         # we are late, not the client: it waits behind a request that it sent before
@@ -695,16 +648,6 @@ def refused(
         REQUEST_ID: request_id,
     }
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()], body
-
-
-def _kernel_bytes(transport: asyncio.Transport, which: int) -> int:
-    """Bytes that the kernel has of what the client sent (`FIONREAD`), or of what was sent to it and
-    has not arrived (`TIOCOUTQ`); none of a transport without a socket.
-    """
-    own = transport.get_extra_info("socket")
-    if own is None:
-        return 0
-    return int.from_bytes(fcntl.ioctl(own.fileno(), which, bytes(4)), sys.byteorder)
 
 
 def _new_parser(protocol: Connection) -> Any:

@@ -50,7 +50,7 @@ class Wire(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    async def drain(self) -> None:
+    def drain(self) -> Awaitable[None]:
         """Return once the client has taken enough of what was written, or has left."""
 
     def run(self, request: "Request", answering: Awaitable[None]) -> None:
