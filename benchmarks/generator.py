@@ -121,28 +121,28 @@ class Driver:
         before = thread_times(*pids), thread_times(self._process.pid)
         self._wait_for("end")
         after = thread_times(*pids), thread_times(self._process.pid)
-        said = self._wait_for("result")
+        result = self._wait_for("result")
         spent = [between(*pair) for pair in zip(before, after, strict=True)]
         return Window(
-            operations=said["operations"],
-            messages=said["messages"],
-            seconds=said["seconds"],
-            p50_ms=said["p50_ms"],
-            p99_ms=said["p99_ms"],
+            operations=result["operations"],
+            messages=result["messages"],
+            seconds=result["seconds"],
+            p50_ms=result["p50_ms"],
+            p99_ms=result["p99_ms"],
             server=spent[0],
             load=spent[1],
-            refused=said.get("refused", 0),
+            refused=result.get("refused", 0),
         )
 
     def _wait_for(self, event: str) -> dict[str, Any]:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                said: dict[str, Any] = json.loads(line)
-                if said["event"] == "failed":
-                    raise RuntimeError(str(said["error"]))
-                assert said["event"] == event, said
-                return said
+                report: dict[str, Any] = json.loads(line)
+                if report["event"] == "failed":
+                    raise RuntimeError(str(report["error"]))
+                assert report["event"] == event, report
+                return report
         raise RuntimeError(f"the load generator ended with {self._process.wait()}")
 
     def close(self) -> None:

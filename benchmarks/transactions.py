@@ -90,11 +90,11 @@ def _in_process(
     receiver, sender = context.Pipe(duplex=False)
 
     def main() -> None:
-        async def told() -> None:
+        async def run_and_report() -> None:
             sender.send(await work(root))
             os.kill(os.getpid(), signal.SIGKILL)
 
-        uvloop.run(told())
+        uvloop.run(run_and_report())
 
     process = context.Process(target=main)
     process.start()

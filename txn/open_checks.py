@@ -60,8 +60,8 @@ class OpenChecks:
         self._leases: list[tuple[int, str]] = []
         self._leased: dict[str, tuple[int, Transaction]] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        # when the open check was last taken, in wall milliseconds
-        self._handed_out: dict[str, int] = {}
+        # when the open check was last leased, in wall milliseconds
+        self._leased_at_ms: dict[str, int] = {}
         self._failures: dict[str, int] = {}  # tries of the open check that gave no answer
 
     def groups(self) -> list[str]:
@@ -83,7 +83,7 @@ class OpenChecks:
     def withdraw(self, transaction: Transaction) -> None:
         """End the check: it was answered, or its transaction is decided or held."""
         self._leased.pop(transaction.transaction_id, None)
-        self._handed_out.pop(transaction.transaction_id, None)
+        self._leased_at_ms.pop(transaction.transaction_id, None)
         self._failures.pop(transaction.transaction_id, None)
         self._drop_stale()
         available = self._available.get(transaction.producer_group)
@@ -102,7 +102,7 @@ class OpenChecks:
         available = self._available.get(group)
         while available and len(checks) < max_checks:
             transaction = available.pop()
-            self._handed_out[transaction.transaction_id] = now_ms
+            self._leased_at_ms[transaction.transaction_id] = now_ms
             self._lease(transaction, until_ms)
             number = transaction.checks_answered + 1
             checks.append(LeasedCheck(check_id(transaction), number, transaction, expires_at_ms))
@@ -138,7 +138,7 @@ class OpenChecks:
         """When the open check was last leased, in wall milliseconds; None if it was not since the
         start.
         """
-        return self._handed_out.get(transaction.transaction_id)
+        return self._leased_at_ms.get(transaction.transaction_id)
 
     def _lease(self, transaction: Transaction, until_ms: int) -> None:
         self._leased[transaction.transaction_id] = (until_ms, transaction)

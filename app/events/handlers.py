@@ -188,8 +188,8 @@ def _key(event: Event) -> str:
 
 
 def _fingerprint(event: Event) -> str:
-    said = repr((event.content_type, sorted(event.attributes.items())))
-    return fingerprint_of(said.encode(), event.data)
+    described = repr((event.content_type, sorted(event.attributes.items())))
+    return fingerprint_of(described.encode(), event.data)
 
 
 async def _refused(error: MessagingError) -> BatchResult:

@@ -26,13 +26,13 @@ async def run(
 
     Raises OSError where it cannot be started.
     """
-    with errors.open("wb") as said:
+    with errors.open("wb") as stderr:
         process = await asyncio.create_subprocess_exec(
             *command,
             cwd=folder,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=said,
+            stderr=stderr,
             start_new_session=True,
         )
     assert process.stdout is not None

@@ -290,9 +290,9 @@ class AuditReports:
             )
             log.info("report_done", report_id=report.report_id, exit_status=task.result())
         else:
-            said = await asyncio.to_thread(_last_words, folder / _ERRORS)
+            reason = await asyncio.to_thread(_last_words, folder / _ERRORS)
             await self._fail(
-                report, said or f"it ended with status {task.result()}", exit_status=task.result()
+                report, reason or f"it ended with status {task.result()}", exit_status=task.result()
             )
 
     def _command(self, report: AuditReport) -> list[str]:

@@ -126,8 +126,8 @@ async def create(services: Services, call: Call, given: TopicInput) -> Reply:
 def _settings(services: Services, name: str, given: TopicDefinition) -> registry.TopicSettings:
     # A retention that is left out is the topic's own: the service's default may have changed since
     # the topic was created.
-    said = {"retention_ms": services.topics.retention_ms_of(name), **_said(given)}
-    return registry.TopicSettings(topic=name, **said)
+    settings = {"retention_ms": services.topics.retention_ms_of(name), **_settings_given(given)}
+    return registry.TopicSettings(topic=name, **settings)
 
 
 def _created(topic: registry.Topic, status: int, headers: dict[str, str]) -> Reply:
@@ -212,7 +212,7 @@ async def update(services: Services, call: Call, topic_name: str, given: TopicCh
 
     def changed(topic: registry.Topic) -> registry.TopicSettings:
         call.check_conditions(topic.revision)
-        return msgspec.structs.replace(topic.settings, **_said(given))
+        return msgspec.structs.replace(topic.settings, **_settings_given(given))
 
     topic = await services.topics.change(topic_name, changed)
     services.members.share_soon()
@@ -331,9 +331,9 @@ async def search_offset(
     return reply(200, position)
 
 
-def _said(given: TopicDefinition | TopicChanges) -> dict[str, Any]:
+def _settings_given(given: TopicDefinition | TopicChanges) -> dict[str, Any]:
     """The settings that were given, but the name. Raises Refusal."""
-    said = {
+    settings = {
         name: value
         for name, value in msgspec.structs.asdict(given).items()
         if value is not UNSET and name != "topic"
@@ -341,15 +341,15 @@ def _said(given: TopicDefinition | TopicChanges) -> dict[str, Any]:
     if given.message_types is not UNSET:
         if len(set(given.message_types)) < len(given.message_types):
             raise invalid_field("/message_types", "not_allowed", "a message type is listed twice")
-        said["message_types"] = tuple(
+        settings["message_types"] = tuple(
             kind for kind in registry.ALL_TYPES if kind in given.message_types
         )
     if given.schema is not UNSET:
         text = codec.compact(bytes(given.schema.json), depth=2).decode()
-        said["schema"] = registry.TopicSchema(
+        settings["schema"] = registry.TopicSchema(
             kind=given.schema.kind, mode=given.schema.mode, json=text
         )
-    return said
+    return settings
 
 
 def _view(topic: registry.Topic) -> Topic:

@@ -48,9 +48,11 @@ class Bounds(NamedTuple):
 
 
 def check(context: CheckContext) -> Found:
-    said = context.log.folder.metadata
-    found = Found(counts={"positions_unreadable": len(said.unreadable)})
-    found.items = [{"verdict": "positions_unreadable", "file": file} for file in said.unreadable]
+    metadata = context.log.folder.metadata
+    found = Found(counts={"positions_unreadable": len(metadata.unreadable)})
+    found.items = [
+        {"verdict": "positions_unreadable", "file": file} for file in metadata.unreadable
+    ]
     _judge_checkpoint(context, found)
     batched = context.queues_with_inner_batches
     queues = {
@@ -158,8 +160,8 @@ def _present(one: Position) -> dict[str, Any]:
         "queue_id": one.queue_id,
         "position": one.position,
     }
-    said = {"file": one.file} if one.said_at is None else {"log_offset": one.said_at}
-    return {**said, **named}
+    place = {"file": one.file} if one.said_at is None else {"log_offset": one.said_at}
+    return {**place, **named}
 
 
 def _of_broker(context: CheckContext) -> Iterable[Position]:
@@ -186,7 +188,7 @@ def _of_ours(context: CheckContext) -> Iterable[Position]:
         "furthest_leases",
         f"""
             SELECT {QUEUE}, max(position) AS position, max_by(at, position) AS said_at
-            FROM ({_since_deletion(f"({ends})", deleted)}) AS told GROUP BY {QUEUE}
+            FROM ({_since_deletion(f"({ends})", deleted)}) AS since_deletion GROUP BY {QUEUE}
         """,
         keep=True,
     )
@@ -224,15 +226,15 @@ def _judge_delays(
     context: CheckContext, queues: dict[tuple[str, int], Bounds], begins_late: bool, found: Found
 ) -> None:
     """Check delay positions. Ours may fall behind: open messages are stored again."""
-    said = context.log.folder.metadata
-    may_fall_behind = said.levels is not None and said.levels.is_ours
-    levels = said.levels.offsets if said.levels is not None else {}
+    metadata = context.log.folder.metadata
+    may_fall_behind = metadata.levels is not None and metadata.levels.is_ours
+    levels = metadata.levels.offsets if metadata.levels is not None else {}
     stated = [
         (store_metadata.LEVELS, SCHEDULE_TOPIC, level - 1, offset)
         for level, offset in sorted(levels.items())
     ]
-    if said.timer_offset is not None:
-        stated.append((store_metadata.TIMERS, TIMER_TOPIC, 0, said.timer_offset))
+    if metadata.timer_offset is not None:
+        stated.append((store_metadata.TIMERS, TIMER_TOPIC, 0, metadata.timer_offset))
     outside = []
     for file, topic, queue_id, offset in stated:
         bounds = bounds_of(queues, topic, queue_id, begins_late=begins_late)

@@ -40,7 +40,7 @@ class Items:
         """Whether each record has this value."""
         begins, ends = self[column]
         found: Flags = ends - begins == len(value)
-        found[found] = spans.stands(self.data, begins[found], value)
+        found[found] = spans.is_text_at(self.data, begins[found], value)
         return found
 
     def _find(self, key: bytes) -> Spans:

@@ -142,7 +142,7 @@ def _message_count(rows: Records) -> Numbers:
     begins, ends = rows.items["facts"]
     data = rows.items.data
     some = np.flatnonzero(ends)
-    some = some[spans.stands(data, begins[some], _COUNT_PREFIX)]
+    some = some[spans.is_text_at(data, begins[some], _COUNT_PREFIX)]
     at, end = begins[some] + len(_COUNT_PREFIX), ends[some]
     counts, is_digit = np.zeros(len(some), np.int64), np.ones(len(some), bool)
     for _ in range(_COUNT_DIGITS):

@@ -210,7 +210,7 @@ class Records:
     def begin_with(self, some: Flags, text: bytes) -> Flags:
         """Whether each of these has a body that begins with this text."""
         found = some.copy()
-        found[some] = spans.stands(self._raw, self._bodies[0][some], text)
+        found[some] = spans.is_text_at(self._raw, self._bodies[0][some], text)
         return found
 
     # ----------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Records:
         if len(delayed):  # a retry waits in the delay topic, too
             begins, ends = (each[delayed] for each in self.items["real_topic"])
             is_retry = ends - begins >= len(_RETRY_PREFIX)
-            is_retry &= spans.stands(self.items.data, begins, _RETRY_PREFIX)
+            is_retry &= spans.is_text_at(self.items.data, begins, _RETRY_PREFIX)
             found[delayed[self.items["so_far"][1][delayed] > 0]] = _NUMBER_OF[columns.DELAYED_AGAIN]
             found[delayed[is_retry]] = _NUMBER_OF[columns.RETRY]
         return found

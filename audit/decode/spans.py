@@ -33,7 +33,7 @@ def padded(data: Bytes) -> Bytes:
     return np.concatenate([data, np.zeros(8, np.uint8)])
 
 
-def stands(data: Bytes, places: Ints, text: bytes) -> Flags:
+def is_text_at(data: Bytes, places: Ints, text: bytes) -> Flags:
     """Whether the text is at each place."""
     if not len(places) or len(data) < len(text):
         return np.zeros(len(places), bool)

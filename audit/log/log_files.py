@@ -168,7 +168,7 @@ def find_folder(uri: str) -> Folder:
         return find_folder(uri_below(uri, STORE_FOLDER))
     # First what it says, then what is there: a service that goes on meanwhile has made the segments
     # before it says so.
-    said = (
+    metadata = (
         store_metadata.read(lambda name: files.read(f"{path}/{name}"))
         if is_store
         else StoreMetadata()
@@ -182,7 +182,7 @@ def find_folder(uri: str) -> Folder:
         )
         raise LogNotFound(without_secrets(text))
     if page is None or len(page) < checkpoint.FIELDS_BYTES:
-        return Folder(uri, segments, None, None, is_abandoned=True, metadata=said)
+        return Folder(uri, segments, None, None, is_abandoned=True, metadata=metadata)
     slot = checkpoint.newest_slot(page)
     owner = files.read(f"{path}/abort")
     if slot is not None and owner is None:
@@ -192,7 +192,7 @@ def find_folder(uri: str) -> Folder:
     fields = checkpoint.decode_fields(page)
     synced_ms = fields.physic_ms if slot is None else None
     return Folder(
-        uri, segments, slot, synced_ms, is_abandoned, metadata=said._replace(fields=fields)
+        uri, segments, slot, synced_ms, is_abandoned, metadata=metadata._replace(fields=fields)
     )
 
 

@@ -36,7 +36,7 @@ def shown(tasks: Tasks, what: str, *, console: Console, unit: str = "tasks") -> 
 
 
 @contextmanager
-def told(tasks: Tasks, stream: TextIO) -> Iterator[None]:
+def as_json(tasks: Tasks, stream: TextIO) -> Iterator[None]:
     """Write a line of JSON to the stream for each change while the block runs: `tasks_done`,
     `tasks_known`.
     """

@@ -58,9 +58,9 @@ def show_reconciliation(console: Console, report: dict[str, Any]) -> None:
             place = item.get("log", ""), str(item.get("log_offset", ""))
             table.add_row(*map(cell, [*cells, *place]))
         console.print(table, highlight=False)
-    said = ", ".join(f"{count:,} {kind}" for kind, count in found["by_verdict"].items())
+    counts = ", ".join(f"{count:,} {kind}" for kind, count in found["by_verdict"].items())
     console.print(
-        Text(said if report["balanced"] else f"It does NOT balance. {said}"), highlight=False
+        Text(counts if report["balanced"] else f"It does NOT balance. {counts}"), highlight=False
     )
 
 
@@ -83,11 +83,11 @@ def _checks(checks: dict[str, Any]) -> RenderableType:
     table = Table("check", "found", "", title="Checks", title_justify="left")
     for name, one in checks.items():
         found = {kind: count for kind, count in one["findings"].items() if count}
-        said = ", ".join(f"{count:,} {kind}" for kind, count in found.items())
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in found.items())
         is_fault = any(KINDS[kind].is_fault for kind in found)
         table.add_row(
             name,
-            said or "nothing",
+            counts or "nothing",
             CHECKS[name],
             style="bold red" if is_fault else "" if found else "dim",
         )

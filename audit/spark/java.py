@@ -78,12 +78,12 @@ def _candidates() -> Iterator[str]:
 def _version(java: str) -> tuple[int, int, int] | None:
     try:
         command = [java, "-version"]
-        told = subprocess.run(  # noqa: S603
+        completed = subprocess.run(  # noqa: S603
             command, capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return parse_version(told.stderr + told.stdout)
+    return parse_version(completed.stderr + completed.stdout)
 
 
 def _wrapped() -> str:

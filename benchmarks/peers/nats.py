@@ -21,11 +21,11 @@ _MODULE = "github.com/nats-io/nats-server/v2@v2.12.0"
 
 
 def version() -> str:
-    said = subprocess.run(
+    output = subprocess.run(
         [_program(), "--version"], capture_output=True, text=True, check=True
     ).stdout
     load_program()
-    return said.split()[-1].lstrip("v")
+    return output.split()[-1].lstrip("v")
 
 
 def _program() -> str:
@@ -85,8 +85,8 @@ def _create_stream(port: int) -> None:
         connection.sendall(
             b"PUB $JS.API.STREAM.CREATE.load _INBOX.create %d\r\n%s\r\n" % (len(config), config)
         )
-        said = b""
-        while b"MSG " not in said or not said.endswith(b"}\r\n"):
-            said += connection.recv(1 << 16)
-        if b'"error"' in said:
-            raise RuntimeError(said.decode())
+        answer = b""
+        while b"MSG " not in answer or not answer.endswith(b"}\r\n"):
+            answer += connection.recv(1 << 16)
+        if b'"error"' in answer:
+            raise RuntimeError(answer.decode())

@@ -22,10 +22,10 @@ def version() -> str:
     if not shutil.which("redis-server"):
         raise NotOffered("needs redis-server")
     load_program()
-    said = subprocess.run(
+    output = subprocess.run(
         ["redis-server", "--version"], capture_output=True, text=True, check=True
     ).stdout
-    return said.partition("v=")[2].split()[0]
+    return output.partition("v=")[2].split()[0]
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def compact(
     wrong usage; 3 the command failed; 130, 143 stopped by SIGINT or SIGTERM.
     """
     needs_spark()
-    with stopped_by_signals(), log_of_spark(spark_log) as told:
+    with stopped_by_signals(), log_of_spark(spark_log) as log_file:
         try:
             from audit.jobs.compact import compact as make_rows
             from audit.log import log_range
@@ -58,7 +58,7 @@ def compact(
             console = Console(stderr=True, soft_wrap=True, quiet=quiet)
             what = f"{found.end - found.begin:,} bytes of log"
             with (
-                session(master, log=told, settings=settings, name="escrowmq compact") as spark,
+                session(master, log=log_file, settings=settings, name="escrowmq compact") as spark,
                 progress.shown(partial(tasks_of, spark), what, console=console),
             ):
                 made = make_rows(spark, found, to, with_bodies=bodies)

@@ -88,7 +88,7 @@ def reconcile(
     check_file(json_file, "--json")
     from audit.errors import NoSuchGroup
 
-    with stopped_by_signals(), log_of_spark(spark_log) as told:
+    with stopped_by_signals(), log_of_spark(spark_log) as log_file:
         try:
             from audit.jobs.reconcile import Markers, read_markers, run
             from audit.log import log_range
@@ -103,7 +103,7 @@ def reconcile(
             length, settings = found.end - found.begin, {"spark.driver.memory": driver_memory}
             console = Console(stderr=True, soft_wrap=True, quiet=quiet)
             with (
-                session(master, log=told, to_read_bytes=length, settings=settings) as spark,
+                session(master, log=log_file, to_read_bytes=length, settings=settings) as spark,
                 progress.shown(
                     partial(tasks_of, spark), f"{length:,} bytes of log", console=console
                 ),

@@ -362,7 +362,7 @@ def _shown(
     if form is ProgressAs.TEXT:
         what = f"{found.end - found.begin:,} bytes of log"
         return progress.shown(tasks, what, unit=unit, console=Console(stderr=True, soft_wrap=True))
-    return nullcontext() if form is None else progress.told(tasks, sys.stdout)
+    return nullcontext() if form is None else progress.as_json(tasks, sys.stdout)
 
 
 _OF_SPARK = {

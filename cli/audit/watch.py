@@ -108,7 +108,7 @@ def watch(
         raise typer.BadParameter(
             f"{', '.join(unknown)}: a watch has no checks", param_hint="--fail-on"
         )
-    told = _Told(progress, is_quiet=quiet)
+    printer = _Printer(progress, is_quiet=quiet)
     with stopped_by_signals(), log_of_spark(spark_log) as of_spark:
         try:
             from audit.log.log_range import find_log
@@ -130,7 +130,7 @@ def watch(
                     StateFolder(state),
                     counted=counted,
                     horizon_ms=horizon_ms,
-                    on_step=told.step,
+                    on_step=printer.step,
                     split_bytes=split_mb << 20,
                 )
                 interval = None if until_caught_up else interval_ms
@@ -149,7 +149,7 @@ def watch(
     raise typer.Exit(status)
 
 
-class _Told:
+class _Printer:
     """Standard output, a line for each finding and each batch."""
 
     def __init__(self, progress: ProgressAs, *, is_quiet: bool) -> None:

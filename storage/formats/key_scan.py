@@ -85,10 +85,10 @@ def _some(window: bytes, window_offset: int, record_offsets: Ints, record_bytes:
     is_ours = (
         (front["magic"] == records.MAGIC_V1)
         & (front["store_host"] == records.HOST)
-        & _stands(raw, id_at - len(_ID_START), _ID_START)
+        & _is_text_at(raw, id_at - len(_ID_START), _ID_START)
         & (id_end < record_end)
     )
-    has_key = is_ours & _stands(raw, id_end + 1, _KEYS_START)
+    has_key = is_ours & _is_text_at(raw, id_end + 1, _KEYS_START)
     key_end = np.where(has_key, _value_ends(raw, key_at), key_at)
     is_long = np.flatnonzero(has_key & (key_end == key_at))
     if len(is_long):
@@ -160,7 +160,7 @@ def _one_by_one(
     return [(np.array(found_numbers), index_file.key_hashes(index_keys), np.array(times_ms))]
 
 
-def _stands(raw: Bytes, at: Ints, text: bytes) -> Flags:
+def _is_text_at(raw: Bytes, at: Ints, text: bytes) -> Flags:
     """Whether the text is at each place. It must not end with a zero byte, which numpy strips."""
     found: Flags = _items(raw, at, np.dtype(f"S{len(text)}")) == text
     return found

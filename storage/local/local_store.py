@@ -635,10 +635,10 @@ class LocalMessageStore:
 
     async def holds_due(self, entry: DueEntry) -> bool:
         self._check_readable()
-        said = self._due_index.says_of(entry)
-        return (
-            await self._in_lane(Lane.READ, self._due_index.holding(entry)) if said is None else said
-        )
+        known = self._due_index.is_due(entry)
+        if known is not None:
+            return known
+        return await self._in_lane(Lane.READ, self._due_index.holding(entry))
 
     async def count_due(self, *, until_ms: int) -> int:
         self._check_readable()

@@ -57,8 +57,8 @@ class _Changes:
             else:
                 self.taken[entry] = None
 
-    def says_of(self, entry: DueEntry) -> bool | None:
-        """Is it due? None: these changes do not say."""
+    def is_due(self, entry: DueEntry) -> bool | None:
+        """Is it due? None where these changes do not have it."""
         return True if entry in self.added else False if entry in self.taken else None
 
     def sorted(self) -> Callable[[], Memory]:
@@ -164,10 +164,10 @@ class LocalDueIndex:
     # ----------------------------------------------------------------------------------------------
     # reading
 
-    def says_of(self, entry: DueEntry) -> bool | None:
-        """Is it due? None: the files must be asked."""
-        said = self._changes.says_of(entry)
-        return self._frozen.says_of(entry) if said is None and self._frozen is not None else said
+    def is_due(self, entry: DueEntry) -> bool | None:
+        """Is it due? None where only the files can answer."""
+        known = self._changes.is_due(entry)
+        return self._frozen.is_due(entry) if known is None and self._frozen is not None else known
 
     def holding(self, entry: DueEntry) -> Callable[[], bool]:
         """Whether the files have it. Raises CorruptRecord."""
