@@ -243,35 +243,19 @@ class PlainTransactions:
         now_ms = self._journal.clock.wall_ms()
         rows: list[Row] = []
         for one in taken:
-            transaction_id = one.transaction.transaction_id
-            own = (
-                f"KEYS\x01{transaction_id}\x02TAGS\x01{OP_TAG}\x02"
-                f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
-                f"{DECISION}\x01{_WORDS[state]}\x02{DECIDED_BY}\x01{Resolver.PRODUCER}\x02"
-            )
+            finals_from = None
             if state is TxnState.COMMITTED:
-                own = f"{own}{FINALS_FROM}\x01{self._store.bounds(one.message.queue).end}\x02"
+                finals_from = self._store.bounds(one.message.queue).end
                 rows.append(one.final)
-            rows.append(
-                (
-                    OP_QUEUE,
-                    own.encode(),
-                    b"%d," % one.message.half_offset,
-                    _OP_CODE,
-                    now_ms,
-                    _NONE,
-                    0,
-                    None,
-                )
-            )
+            rows.append(_op_row(one, state, now_ms, finals_from=finals_from))
 
         def stored(placed: Placed) -> None:
             if placed.durable:
                 decided(placed)
-            # the sync takes longer than the engine's limit, and a decision is not answered before
-            # it is on disk
-            else:
-                self._locks.start(wait(placed))
+                return
+            # The sync takes longer than the engine's limit, and a decision is not answered before
+            # it is on disk.
+            self._locks.start(wait(placed))
 
         async def wait(placed: Placed) -> None:
             try:
@@ -332,3 +316,19 @@ class PlainTransactions:
         kept = self._kept.pop(transaction_id, None)
         if kept is not None:
             self._kept_bytes -= len(kept.final[2]) + _KEPT_COST_BYTES
+
+
+def _op_row(kept: Kept, state: TxnState, now_ms: int, *, finals_from: int | None) -> Row:
+    """The op message of a decision of the producer. `finals_from`: a queue offset that the final
+    message is at or behind; None for a rollback.
+    """
+    transaction_id = kept.transaction.transaction_id
+    own = (
+        f"KEYS\x01{transaction_id}\x02TAGS\x01{OP_TAG}\x02"
+        f"{properties.TRANSACTION_ID}\x01{transaction_id}\x02"
+        f"{DECISION}\x01{_WORDS[state]}\x02{DECIDED_BY}\x01{Resolver.PRODUCER}\x02"
+    )
+    if finals_from is not None:
+        own = f"{own}{FINALS_FROM}\x01{finals_from}\x02"
+    body = b"%d," % kept.message.half_offset
+    return (OP_QUEUE, own.encode(), body, _OP_CODE, now_ms, _NONE, 0, None)
