@@ -18,8 +18,9 @@ _LOG = "commitlog"
 _REGISTRY = "registry.db"
 # what a start makes in a store before the log is there, or what can be left where that was lost
 _OF_A_STORE = frozenset(
-    "consumequeue index config timers timerlog timerwheel snapshots making checkpoint abort lock"
-    " registry-id recovery-reports.json lost+found".split()
+    "consumequeue consumequeue_ext batchconsumequeue compaction index config timers timerlog"
+    " timerwheel snapshots making checkpoint abort lock registry-id recovery-reports.json"
+    " lost+found".split()
 )
 _BEGINNINGS = (".", "repair-", "dledger-")  # hidden; of a repair; another log of a broker
 # of Linux, include/uapi/linux/fs.h; chattr +C sets the flag
@@ -50,7 +51,7 @@ def make_data_folder(data_dir: Path) -> None:
             f"{data_dir / _REGISTRY} is a database of another program. Choose another data"
             " directory"
         )
-    if foreign := _foreign_in(data_dir / _STORE):
+    if foreign := foreign_in(data_dir / _STORE):
         raise CannotBeMade(
             f"{data_dir / _STORE} has no {_LOG}, and {foreign} is not part of a store: the folder"
             " belongs to another program. Choose another data directory"
@@ -79,8 +80,11 @@ def _is_of_another(database: Path) -> bool:
     return False
 
 
-def _foreign_in(store: Path) -> str | None:
-    """The first name in the folder that no store has; None where there is none, or a log."""
+def foreign_in(store: Path) -> str | None:
+    """The first name in the folder that no store has; None where there is none, or a log.
+
+    A store is one of the service, or of a broker.
+    """
     if not store.is_dir() or (store / _LOG).is_dir():
         return None
     names = {path.name for path in store.iterdir() if not path.name.startswith(_BEGINNINGS)}

@@ -80,11 +80,15 @@ def decode(raw: bytes, kind: type[F]) -> F:
     """
     if len(raw) > MOST_BYTES:
         raise ValueError(f"too large: at most {MOST_BYTES} bytes are read")
-    text = _STRING_OR_KEY.sub(_quoted, raw.decode("utf-8", "replace"))
     try:
-        return msgspec.json.decode(text, type=kind, strict=False)
+        return msgspec.json.decode(as_json(raw), type=kind, strict=False)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
+
+
+def as_json(raw: bytes) -> str:
+    """The text of a file with quotes around each key."""
+    return _STRING_OR_KEY.sub(_quoted, raw.decode("utf-8", "replace"))
 
 
 def encode(content: ConfigFile) -> bytes:
