@@ -86,6 +86,10 @@ def make_backup(
         manifest.write(folder, name, backup)
         kept = {**earlier, name: backup}
         removed = [] if keep is None else list(kept)[:-keep]
+        advice = []
+        if removed and (unknown := manifest.unknown_in(folder, kept)):
+            removed = []  # it may be the only one that names a piece
+            advice.append(_UNKNOWN.format(", ".join(sorted(unknown))))
         for one in removed:
             manifest.remove(folder, one)
             del kept[one]
@@ -108,7 +112,7 @@ def make_backup(
         has_registry=has_registry,
         damaged_at=backup.damaged_at,
         damage=run.damage,
-        advice=[] if has_registry else [_NO_REGISTRY],
+        advice=advice if has_registry else [*advice, _NO_REGISTRY],
     )
 
 
@@ -288,6 +292,10 @@ def _remove_unnamed(folder: Folder, backups: list[Backup]) -> None:
                 folder.remove(f"{kind}/{name}")
 
 
+_UNKNOWN = (
+    "Nothing was removed, as this may be a backup that is damaged: {}. If it is none, move it "
+    "elsewhere"
+)
 _NO_REGISTRY = (
     "The registry (topics, groups, keys, schedules) is not in the backup, as it is no file in the "
     "data directory: back up its database as well, before the log"

@@ -1,12 +1,13 @@
 """The manifest of a backup, as JSON in its folder. Pure but for reading and writing it."""
 
+from collections.abc import Container
 from operator import attrgetter
 from typing import Annotated
 
 import msgspec
 from crc32c import crc32c
 
-from app.backup.folder import Folder
+from app.backup.folder import Folder, is_written_by_a_backup
 from app.registry.registry_files import REGISTRY, REGISTRY_ID
 from app.store_moves.geometry import Geometry
 
@@ -90,14 +91,29 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_all(folder: Folder) -> dict[str, Backup]:
-    """The backups by their names, oldest first. Raises BackupRefused, BackupDamaged, OSError."""
+    """The backups by their names, oldest first. Files of other programs are left out, and a
+    backup that a person has renamed is not.
+
+    Raises BackupRefused, BackupDamaged, OSError.
+    """
     found = {}
     for name in folder.sizes(MANIFESTS):
         if name.endswith(_ENDING):
             path = f"{MANIFESTS}/{name}"
-            found[name.removesuffix(_ENDING)] = _decoded(path, folder)
+            raw = folder.read(path) or b""
+            if is_written_by_a_backup(name) or _is_of_a_backup(raw):
+                found[name.removesuffix(_ENDING)] = _decoded(path, raw, folder)
     order = attrgetter("end_offset", "made_ms")
     return dict(sorted(found.items(), key=lambda item: order(item[1])))
+
+
+def unknown_in(folder: Folder, backups: Container[str]) -> list[str]:
+    """Paths of the other JSON files beside the backups: each may be a backup that is damaged.
+
+    Raises OSError.
+    """
+    names = [name for name in folder.sizes(MANIFESTS) if name.endswith(_ENDING)]
+    return [f"{MANIFESTS}/{one}" for one in names if one.removesuffix(_ENDING) not in backups]
 
 
 def write(folder: Folder, name: str, backup: Backup) -> None:
@@ -114,8 +130,21 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def _decoded(path: str, folder: Folder) -> Backup:
-    raw = folder.read(path) or b""
+class _Named(_Format):
+    """Fields that a manifest of each format has, and hardly any other file."""
+
+    registry_id: str
+
+
+def _is_of_a_backup(raw: bytes) -> bool:
+    try:
+        msgspec.json.decode(raw, type=_Named)
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
+def _decoded(path: str, raw: bytes, folder: Folder) -> Backup:
     try:
         if (found := msgspec.json.decode(raw, type=_Format).format) > FORMAT:
             raise BackupRefused(

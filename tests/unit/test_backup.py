@@ -393,6 +393,44 @@ def test_files_that_no_backup_wrote_stay_in_a_folder_that_has_such_names(data, f
     assert restored(folder, tmp_path / "restored").findings == []
 
 
+@pytest.mark.parametrize("content", [b"", b"not of EscrowMQ", b'{"notes": []}', "a manifest"])
+def test_nothing_is_removed_where_a_file_may_be_a_damaged_backup(data, folder, tmp_path, content):
+    made = backed_up(data, folder)
+    before = folder.sizes("log"), folder.sizes("files")
+    drop_segments(data, 1)
+    (tmp_path / "backups/backups" / f"{made.name}.json").rename(tmp_path / "aside.json")
+    found = tmp_path / "backups/backups/before-the-upgrade.json"
+    if content == "a manifest":
+        content = (tmp_path / "aside.json").read_bytes()[:-40]
+    found.write_bytes(content)
+
+    runs = [backed_up(data, folder, keep=1) for _ in range(2)]
+
+    assert [(run.backups, run.removed_backups) for run in runs] == [(1, 0), (2, 0)]
+    assert runs[0].advice == []
+    (advice,) = runs[1].advice
+    assert "backups/before-the-upgrade.json" in advice
+    assert before[0].items() <= folder.sizes("log").items()
+    assert before[1].items() <= folder.sizes("files").items()
+
+    (tmp_path / "aside.json").rename(found)
+    assert restored(folder, tmp_path / "restored", Point(offset=made.end_offset)).findings == []
+    found.unlink()
+    last = backed_up(data, folder, keep=1)
+    assert (last.backups, last.removed_backups, last.advice) == (1, 2, [])
+
+
+def test_a_backup_that_a_person_gave_another_name_keeps_its_pieces(data, folder, tmp_path):
+    made = backed_up(data, folder)
+    backups = tmp_path / "backups/backups"
+    (backups / f"{made.name}.json").rename(backups / "before-the-upgrade.json")
+    written(data, UNITS + 10)
+    backed_up(data, folder)
+
+    assert max(manifest.read_all(folder)) == "before-the-upgrade"
+    assert restored(folder, tmp_path / "restored", Point(offset=made.end_offset)).findings == []
+
+
 def test_a_registry_is_copied_while_it_is_written_to(data, folder, tmp_path):
     with closing(sqlite3.connect(data / "registry.db", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
