@@ -91,7 +91,7 @@ def write_whole(where: str, text: str) -> None:
     from audit.files.filesystems import filesystem_of
 
     filesystem, path = filesystem_of(where)
-    whole_files.write(filesystem, path, text.encode("utf-8"))
+    whole_files.write_beside_others(filesystem, path, text.encode("utf-8"))
 
 
 def in_short(error: Exception) -> str:

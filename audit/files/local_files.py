@@ -5,6 +5,7 @@
 import os
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Protocol
 
 PART = ".part"  # behind the name of a file until it is complete
@@ -90,11 +91,23 @@ class LocalFile:
 
 def write_whole(path: str, data: bytes) -> None:
     """Write a file on this machine, whole or not at all; it is on disk on return."""
-    part = path + PART
-    Path(part).write_bytes(data)
-    sync(part)
-    os.replace(part, path)
+    part = free_part_of(path)
+    try:
+        with Path(part).open("xb") as file:
+            file.write(data)
+        sync(part)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
     sync(str(Path(path).absolute().parent))
+
+
+def free_part_of(path: str) -> str:
+    """A name for a file until it is complete, which no other file has: one that a person has named
+    can be beside files of other programs.
+    """
+    return f"{path}.{token_hex(4)}{PART}"
 
 
 def sync(path: str, *, forget: bool = False) -> None:

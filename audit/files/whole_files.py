@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from audit.files.local_files import PART, sync
+from audit.files.local_files import PART, free_part_of, sync
 
 
 def make_folder(filesystem: fs.FileSystem, path: str) -> None:
@@ -32,6 +32,21 @@ def make_folder(filesystem: fs.FileSystem, path: str) -> None:
 def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
     write_part(filesystem, path, [data])
     name(filesystem, path)
+
+
+def write_beside_others(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
+    """Write a file as `write` does; `PATH.part` can be a file of another program."""
+    part = free_part_of(path)
+    try:
+        with filesystem.open_output_stream(part) as stream:
+            stream.write(data)
+        if isinstance(filesystem, fs.LocalFileSystem):
+            sync(part)
+        _rename(filesystem, part, path)
+    except BaseException:
+        if filesystem.get_file_info(part).type is fs.FileType.File:
+            filesystem.delete_file(part)
+        raise
 
 
 def part_of(path: str) -> str:
@@ -61,11 +76,15 @@ def sync_part(filesystem: fs.FileSystem, path: str) -> None:
 
 def name(filesystem: fs.FileSystem, path: str) -> None:
     """The part, which is written, gets its name, in place of what has it."""
+    _rename(filesystem, part_of(path), path)
+
+
+def _rename(filesystem: fs.FileSystem, part: str, path: str) -> None:
     if (
         not isinstance(filesystem, fs.LocalFileSystem)
         and filesystem.get_file_info(path).type is fs.FileType.File
     ):
         filesystem.delete_file(path)  # HDFS gives no name twice
-    filesystem.move(part_of(path), path)
+    filesystem.move(part, path)
     if isinstance(filesystem, fs.LocalFileSystem):
         sync(str(Path(path).parent))
