@@ -32,7 +32,7 @@ from app.problems import Refusal
 from app.registry import known_registry
 from app.registry.database import Database
 from app.registry.vault import CannotOpen
-from app.replicas.folder import NoteDamaged, read_note
+from app.replicas.folder import NoteDamaged, read_note, read_promise
 from app.replicas.listener import CannotServeReplicas
 from app.replicas.options import WhenMissing
 from app.services import Services
@@ -474,7 +474,7 @@ def _exit_code_of_start(error: Exception) -> int:
             return exit_codes.DATA_DAMAGED
         case ConfigurationError() | CannotBeMade() | CannotOpen() | CannotServeReplicas():
             return exit_codes.CONFIGURATION
-        case PermissionError() | NotADirectoryError() | FileExistsError():
+        case PermissionError() | NotADirectoryError() | IsADirectoryError() | FileExistsError():
             return exit_codes.CONFIGURATION
         case OSError() if is_out_of_files(error):
             return exit_codes.CONFIGURATION
@@ -506,9 +506,13 @@ def _well_or_not(failing: list[str]) -> str:
 
 
 def _refuse_replica(settings: Settings) -> None:
-    """Raise ConfigurationError where the data directory follows another service."""
+    """Raise ConfigurationError where the data directory follows another service, or has a file in
+    the place of the promise that a node makes.
+    """
     try:
         note = read_note(settings.data_dir)
+        if settings.replica.nodes:
+            read_promise(settings.data_dir)
     except NoteDamaged as error:
         raise ConfigurationError(str(error)) from None
     if note is not None:

@@ -35,6 +35,13 @@ class ReplicaNote(msgspec.Struct, frozen=True, kw_only=True):
     promotes_to: int = 0
 
 
+class _WrittenPromise(msgspec.Struct, frozen=True):
+    """A promise as the file has it: a file of another program has no such fields."""
+
+    epoch: int
+    node: str
+
+
 class NoteDamaged(Exception):
     """Whom the directory follows cannot be read."""
 
@@ -91,13 +98,17 @@ def read_promise(data_dir: Path) -> Promise:
     """Raises NoteDamaged, OSError."""
     path = data_dir / _PROMISE
     raw = durable.read_whole(OsVfs(), path)
+    if raw is None:
+        return Promise()
     try:
-        return Promise() if raw is None else msgspec.json.decode(raw, type=Promise)
+        found = msgspec.json.decode(raw, type=_WrittenPromise)
     except msgspec.DecodeError as error:
         raise NoteDamaged(
-            f"{path} is damaged ({error}). It names the latest service that this machine may "
-            'follow: write {"epoch":EPOCH,"node":"NAME"} into it, as `GET /v1/names/nodes` has them'
+            f"{path} is damaged, or of another program ({error}). It names the latest service that "
+            'this machine may follow: write {"epoch":EPOCH,"node":"NAME"} into it, as '
+            "`GET /v1/names/nodes` has them; or choose another data directory"
         ) from None
+    return Promise(found.epoch, found.node)
 
 
 def write_promise(data_dir: Path, promise: Promise) -> None:
