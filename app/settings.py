@@ -123,8 +123,8 @@ def _lower(value: Any) -> Any:
 
 
 def _not_empty(path: Any) -> Any:
-    """A path; an empty one would be the current directory."""
-    if path == "":
+    """A path; an empty one would be the current directory, one of blanks a folder in it."""
+    if isinstance(path, str) and not path.strip():
         raise ValueError("an empty path; the current directory is: .")
     return path
 

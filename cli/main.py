@@ -16,7 +16,7 @@ from cli.audit import compact, reconcile, run, watch
 from cli.group import commands as group
 from cli.import_ import commands as import_
 from cli.replica import commands as replica
-from cli.service_options import Config, DataDir, Host, Port
+from cli.service_options import Config, DataDir, Host, Port, folder_of_option
 from cli.store import commands as store
 
 app = typer.Typer(
@@ -128,7 +128,12 @@ def node(
 @app.command()
 def openapi(
     out: Annotated[
-        Path | None, typer.Option(help="Write to this file instead of standard output.")
+        Path | None,
+        typer.Option(
+            help="Write to this file instead of standard output.",
+            metavar="<path>",
+            parser=folder_of_option,
+        ),
     ] = None,
 ) -> None:
     """Print the OpenAPI document.

@@ -20,10 +20,10 @@ def check_url(url: str, option: str, *, is_one: bool = False) -> None:
 
 
 def not_empty(path: str) -> str:
-    """The path or URI of an option. Raise the error for wrong usage if it is empty, as a variable
-    of a script that is not set: it would be the current directory.
+    """The path or URI of an option. Raise the error for wrong usage if it is empty or
+    blank, as a variable of a script that is not set: it would be the current directory.
     """
-    if not path:
+    if not path.strip():
         raise typer.BadParameter("an empty path; the current directory is: .")
     return path
 

@@ -46,6 +46,9 @@ def run(*command: str) -> tuple[int, str]:
             "has a host that cannot be",
         ),
         (["serve", "--data-dir", "", "--config", "/nowhere.toml"], "an empty path"),
+        (["serve", "--data-dir", "  ", "--config", "/nowhere.toml"], "an empty path"),
+        (["store", "backup", "--from", ".", "--to", " "], "an empty path"),
+        (["openapi", "--out", ""], "an empty path"),
         (["node", "--data-dir", "", "--config", "/nowhere.toml"], "an empty path"),
         (["replica", "follow", "--data-dir", "", "--config", "/nowhere.toml"], "an empty path"),
         (["replica", "status", "--data-dir", ""], "an empty path"),
@@ -68,8 +71,9 @@ def test_what_no_command_can_take_is_wrong_usage(command, reason):
     assert (status, reason in " ".join(said.replace("│", "").split())) == (2, True)
 
 
-def test_a_variable_with_an_empty_data_directory_is_a_wrong_setting(monkeypatch):
-    monkeypatch.setenv("ESCROWMQ_DATA_DIR", "")
+@pytest.mark.parametrize("path", ["", " ", "\t"])
+def test_a_variable_with_an_empty_data_directory_is_a_wrong_setting(path, monkeypatch):
+    monkeypatch.setenv("ESCROWMQ_DATA_DIR", path)
 
     with pytest.raises(ConfigurationError, match=r"ESCROWMQ_DATA_DIR: an empty path"):
         load()
