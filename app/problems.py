@@ -141,6 +141,7 @@ CODES: dict[type[MessagingError], str] = {
     errors.StoreRecovering: "recovering",
     errors.RegistryUnavailable: "registry_unavailable",
     errors.LaterRegistry: "registry_unavailable",
+    errors.UnusableRegistry: "registry_unavailable",
     errors.ChangeInDoubt: "registry_unavailable",
     errors.StoreClosed: "shutting_down",
     errors.StorageError: "internal_error",

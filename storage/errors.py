@@ -41,6 +41,7 @@
     │   ├── StoreRecovering         the store is not open yet
     │   ├── RegistryUnavailable     the database of names cannot be reached
     │   │   ├── LaterRegistry       a later release has changed its tables
+    │   │   ├── UnusableRegistry    its file may not be read and written
     │   │   └── ChangeInDoubt       it has the change, or not: its answer was lost
     │   └── StoreClosed             the store takes nothing new
     └── StorageError                an operator must look; never retried silently
@@ -369,6 +370,10 @@ class LaterRegistry(RegistryUnavailable):
     """A later release of EscrowMQ has changed the database that holds topics, groups and
     schedules.
     """
+
+
+class UnusableRegistry(RegistryUnavailable):
+    """The process may not read and write the file that holds topics, groups and schedules."""
 
 
 class ChangeInDoubt(RegistryUnavailable):

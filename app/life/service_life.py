@@ -54,6 +54,7 @@ from storage.errors import (
     StoreClosed,
     StoreRecovering,
     UnreadableConfig,
+    UnusableRegistry,
 )
 from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import OsVfs, is_out_of_files
@@ -298,7 +299,9 @@ class ServiceLifecycle:
             if exit_code == exit_codes.BUG:
                 log.exception("start_failed")
             elif exit_code == exit_codes.NO_REGISTRY:
-                log.warning("registry_unavailable", error=str(error.__cause__))
+                # of the driver: SQLAlchemy's own adds the statement and an address of its docs
+                cause = getattr(error.__cause__, "orig", error.__cause__)
+                log.warning("registry_unavailable", error=str(cause or error))
             self._fail(exit_code, error)
 
     async def _open(self) -> None:
@@ -464,7 +467,7 @@ def _exit_code_of_start(error: Exception) -> int:
             return exit_codes.DIRECTORY_IN_USE
         case Deposed():
             return exit_codes.DEPOSED
-        case LaterRegistry():
+        case LaterRegistry() | UnusableRegistry():
             return exit_codes.CONFIGURATION
         case RegistryUnavailable():
             return exit_codes.NO_REGISTRY

@@ -22,7 +22,7 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -58,6 +58,7 @@ from storage.errors import (
     RegistryUnavailable,
     StorageFull,
     UnavailableError,
+    UnusableRegistry,
 )
 from storage.files.vfs import is_disk_full
 
@@ -107,10 +108,19 @@ _PASSING = {
     sqlite3.SQLITE_BUSY: "another process locks it",
     sqlite3.SQLITE_LOCKED: "another process locks it",
     sqlite3.SQLITE_READONLY: "it cannot be written to",
+    sqlite3.SQLITE_PERM: "it cannot be written to",
     sqlite3.SQLITE_IOERR: "its disk reports an error",
     sqlite3.SQLITE_CANTOPEN: "its file cannot be opened",
 }
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+# states of PostgreSQL that its drivers do not count among those that may pass
+_READ_ONLY, _NO_PERMISSION = "25006", "42501"
+_PASSING_AT_SERVER = {
+    _READ_ONLY: "it is read-only, as a standby is",
+    _NO_PERMISSION: "its user lacks a permission",
+}
+_DAMAGED_AT_SERVER = ("XX001", "XX002")
 
 # of the index of the write-ahead log: four of the pieces that SQLite maps, each of 4,000 pages
 _INDEX_BYTES = 4 << 15
@@ -187,8 +197,8 @@ class Database:
     async def open(self) -> None:
         """Bring the schema up to date.
 
-        Raises RegistryUnavailable, LaterRegistry among them; StorageFull; DatabaseError where the
-        file is damaged.
+        Raises RegistryUnavailable, LaterRegistry and UnusableRegistry among them; StorageFull;
+        DatabaseError where the file is damaged.
         """
         self.identity = await self._call(self._open, _PATIENCE_AT_START_S)
 
@@ -284,7 +294,9 @@ class Database:
             before.close()
 
     def _open(self) -> str:
-        if self._path is None:
+        if self._path is not None:
+            _refuse_unusable(Path(self._path).absolute())
+        else:
             # A change of the service before this one, which was killed, may not have ended. Not for
             # longer than that: the changes of other services wait meanwhile.
             self._in_transaction(_wait_at_start)
@@ -357,7 +369,7 @@ class Database:
         try:
             result = self._in_transaction(partial(self._limited, work, limits))
         except DatabaseError as error:
-            if _sqlite_code(error) in _DAMAGED:
+            if _sqlite_code(error) in _DAMAGED or _sqlstate(error) in _DAMAGED_AT_SERVER:
                 raise RegistryUnavailable(
                     "the database that holds topics, groups and schedules is damaged"
                 ) from error
@@ -381,8 +393,10 @@ class Database:
     def _other_file(self, path: str) -> str | None:
         try:
             found = os.stat(path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return "registry.db was deleted or moved away"
+        except OSError as error:
+            return f"registry.db cannot be reached: {error.strerror}"
         if (found.st_dev, found.st_ino) != self._file:
             return "registry.db was replaced by another file"
         return "registry.db was cut short" if found.st_size < self._file_bytes else None
@@ -491,12 +505,12 @@ def refused(error: DatabaseError, database: str) -> Exception:
     RegistryUnavailable; a full disk is StorageFull.
     """
     code = _sqlite_code(error)
-    if code == sqlite3.SQLITE_FULL or getattr(error.orig, "sqlstate", None) == _DISK_FULL:
+    state = _sqlstate(error)
+    if code == sqlite3.SQLITE_FULL or state == _DISK_FULL:
         return StorageFull()
-    if code in _PASSING:
+    if reason := _PASSING.get(code) or _PASSING_AT_SERVER.get(state):
         return RegistryUnavailable(
-            "the database that holds topics, groups and schedules is not available: "
-            f"{_PASSING[code]}"
+            f"the database that holds topics, groups and schedules is not available: {reason}"
         )
     if _is_duplicate(error):
         return RegistryUnavailable(
@@ -507,20 +521,52 @@ def refused(error: DatabaseError, database: str) -> Exception:
     return RegistryUnavailable() if database != "sqlite" and is_away else error
 
 
-def _sqlite_code(error: DatabaseError) -> int | None:
-    extended = getattr(error.orig, "sqlite_errorcode", None)
-    return None if extended is None else int(extended) & 0xFF
+def _sqlite_code(error: DatabaseError) -> int:
+    """0 for an error of another database."""
+    return int(getattr(error.orig, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _sqlstate(error: DatabaseError) -> str:
+    """Empty for an error that no server has answered with."""
+    return getattr(error.orig, "sqlstate", None) or ""
 
 
 def _is_rolled_back(error: DatabaseError) -> bool:
     """Did PostgreSQL answer that the transaction is over without its change?"""
-    state = getattr(error.orig, "sqlstate", None) or ""
-    return state.startswith(_ROLLED_BACK) and not error.connection_invalidated
+    return _sqlstate(error).startswith(_ROLLED_BACK) and not error.connection_invalidated
 
 
 def _is_duplicate(error: DatabaseError) -> bool:
     code = getattr(error.orig, "sqlite_errorcode", None)
-    return code in _DUPLICATES or getattr(error.orig, "sqlstate", None) == _UNIQUE_VIOLATION
+    return code in _DUPLICATES or _sqlstate(error) == _UNIQUE_VIOLATION
+
+
+def _refuse_unusable(file: Path) -> None:
+    """Raise UnusableRegistry where this process cannot use the file, or those that SQLite makes
+    beside it.
+    """
+    if problem := next(_problems_of(file), None):
+        raise UnusableRegistry(
+            f"the database that holds topics, groups and schedules cannot be used: {problem}. "
+            "Correct that, or name another database with ESCROWMQ_DATABASE_URL"
+        )
+
+
+def _problems_of(file: Path) -> Iterator[str]:
+    folder = file.parent
+    if not folder.is_dir():
+        yield f"{folder} is not a folder"
+    for path, permissions in (
+        (folder, os.R_OK | os.W_OK | os.X_OK),
+        *[(file.with_name(f"{file.name}{end}"), os.R_OK | os.W_OK) for end in ("", "-wal", "-shm")],
+    ):
+        if path != folder and path.exists() and not path.is_file():
+            yield f"{path} is not a file"
+        if path.exists() and not os.access(path, permissions, effective_ids=True):
+            yield (
+                f"{path} may not be read and written by this process, which runs as user "
+                f"{os.geteuid()}"
+            )
 
 
 def _wait_for_changes(connection: Connection) -> None:

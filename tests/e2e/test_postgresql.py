@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from tests.support.http import assert_problem, ok, until
 from tests.support.losing_link import Loss
@@ -93,6 +93,78 @@ def test_a_table_that_another_client_of_the_server_locks_is_given_up_and_not_wai
             until(lambda: not other.scalar(waiting), "no connection of the service waits")
         ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
     engine.dispose()
+
+
+DAILY = {"cron": "0 6 * * *", "topic": "orders", "message": {"payload": "x"}}
+CHANGES: list[tuple[str, str, Any]] = [
+    ("POST", "/v1/topics", {"topic": "later", "queues": 1}),
+    ("PATCH", "/v1/topics/orders", {"retention_ms": 86_400_000}),
+    ("PUT", "/v1/groups/later", {"topics": [{"topic": "orders"}]}),
+    ("PUT", "/v1/groups/shop", {"topics": [{"topic": "orders"}], "max_attempts": 3}),
+    ("PUT", "/v1/producer-groups/shop", {"check_mode": "poll"}),
+    ("POST", "/v1/schedules", DAILY),
+    ("PATCH", "/v1/schedules/{daily}", {"cron": "0 * * * *"}),
+    ("DELETE", "/v1/schedules/{daily}", None),
+    ("DELETE", "/v1/groups/shop", None),
+    ("DELETE", "/v1/topics/bills", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "mend", "reason"),
+    [
+        (
+            "ALTER DATABASE {} SET default_transaction_read_only = on",
+            "ALTER DATABASE {} SET default_transaction_read_only = off",
+            "it is read-only",
+        ),
+        (
+            "REVOKE INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public FROM service_of_{}",
+            "GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO service_of_{}",
+            "its user lacks a permission",
+        ),
+    ],
+)
+def test_a_database_that_takes_no_change_is_503_for_each_of_them_until_it_takes_them_again(
+    postgresql, tmp_path, spoil, mend, reason
+):
+    given = make_url(postgresql.new_database())
+    name = given.database
+    owner = create_engine(given, isolation_level="AUTOCOMMIT")
+    user = f"service_of_{name}"
+    with owner.connect() as admin:
+
+        def run(statement: str) -> None:
+            # of the session alone: it may be read-only by default now
+            admin.exec_driver_sql("SET default_transaction_read_only = off")
+            admin.exec_driver_sql(statement.format(name))
+
+        run(f"CREATE USER {user}")
+        run(f"GRANT CREATE ON SCHEMA public TO {user}")
+        url = given.set(username=user).render_as_string(hide_password=False)
+        with service(tmp_path, url) as server, server.client() as api:
+            for topic in ("orders", "bills"):
+                ok(api.post("/v1/topics", json={"topic": topic, "queues": 1}), 201)
+            ok(api.put("/v1/groups/shop", json={"topics": [{"topic": "orders"}]}), 201)
+            daily = ok(api.post("/v1/schedules", json=DAILY), 201)["schedule_id"]
+
+            run(spoil)
+            run(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{user}'")
+            for method, path, body in CHANGES:
+                refused = api.request(method, path.format(daily=daily), json=body)
+                problem = assert_problem(refused, 503, "registry_unavailable")
+                assert reason in problem["detail"], (method, path)
+            ok(api.post("/v1/topics/orders/messages", json={"payload": "x"}), 201)
+            assert "Traceback" not in server.log()
+            assert server.terminate() == 0
+
+            run(mend)
+            server.start()
+            with server.client() as api_again:
+                for method, path, body in CHANGES:
+                    done = api_again.request(method, path.format(daily=daily), json=body)
+                    assert done.is_success, (method, path, done.text)
+    owner.dispose()
 
 
 def test_a_topic_that_the_service_does_not_know_is_refused_with_what_to_do_and_there_after_a_start(
@@ -431,6 +503,7 @@ def test_a_start_without_the_server_ends_with_75_and_can_be_made_again(postgresq
 
     with server:
         assert "registry_unavailable" in server.log()
+        assert "sqlalche.me" not in server.log()
 
 
 def test_services_that_start_at_once_on_an_empty_database_all_serve(postgresql, tmp_path):

@@ -166,3 +166,13 @@ def test_a_registry_of_a_later_release_is_refused_in_one_line_and_is_left_as_it_
         server.start()
         with server.client() as api:
             ok(api.get("/v1/topics/orders"))
+
+
+def test_a_folder_in_the_place_of_the_registry_is_refused_in_one_line(tmp_path):
+    (tmp_path / "data" / "registry.db").mkdir(parents=True)
+    server = Server(tmp_path / "data", dev=False)
+    server.start(until_ready=False)
+
+    assert server.wait() == 78
+    (failed,) = [line for line in server.log().splitlines() if '"level": "info"' not in line]
+    assert f"{tmp_path / 'data' / 'registry.db'} is not a file" in failed

@@ -232,3 +232,28 @@ async def test_a_change_that_is_refused_before_its_end_leaves_no_doubt(database,
 
     assert type(refused.value) is RegistryUnavailable
     assert not database.in_doubt
+
+
+REFUSED_AT_ONCE = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE EXCEPTION 'refused' USING ERRCODE = '{}'; END $$;
+CREATE TRIGGER refuse BEFORE INSERT ON topics FOR EACH ROW EXECUTE FUNCTION refuse();
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("25006", "it is read-only"),
+        ("42501", "its user lacks a permission"),
+        ("XX001", "is damaged"),
+    ],
+)
+async def test_a_statement_that_the_server_refuses_is_no_bug(database, state, reason):
+    refuse = REFUSED_AT_ONCE.format(state)
+    await database.run(lambda connection: connection.exec_driver_sql(refuse).close())
+
+    with pytest.raises(RegistryUnavailable, match=reason):
+        await database.run(added("orders"))
+
+    assert not database.in_doubt

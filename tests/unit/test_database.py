@@ -3,7 +3,11 @@ has gone.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -12,9 +16,10 @@ from sqlalchemy.exc import OperationalError
 
 from app.registry.database import _CHANGING, Database, refused, rows
 from app.registry.tables import loop_leases
-from storage.errors import ChangeInDoubt, RegistryUnavailable, StorageFull
+from storage.errors import ChangeInDoubt, RegistryUnavailable, StorageFull, UnusableRegistry
 from tests.support.http import reached
 
+_NOBODY = 65_534
 LEASES = loop_leases.select()
 WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
@@ -233,3 +238,90 @@ def test_what_a_server_cannot_do_now_it_may_do_later(sqlstate, kind):
 async def test_an_error_of_a_file_is_no_reason_to_try_again(database):
     with pytest.raises(OperationalError, match="no such table"):
         await database.run(lambda connection: connection.execute(text("SELECT * FROM not_there")))
+
+
+@pytest.fixture
+def owned() -> Iterator[Path]:
+    """A folder of another user than the one that the test runs as, where that is root."""
+    folder = Path(tempfile.mkdtemp(prefix="escrowmq-"))
+    before = os.geteuid()
+    if before == 0:
+        os.chown(folder, _NOBODY, -1)
+        os.seteuid(_NOBODY)
+    yield folder
+    os.seteuid(before)
+    shutil.rmtree(folder)
+
+
+def close_file(path: Path) -> None:
+    path.chmod(0)
+
+
+def protect_file(path: Path) -> None:
+    path.chmod(0o400)
+
+
+def protect_log(path: Path) -> None:
+    log = path.with_name(f"{path.name}-wal")
+    log.touch()
+    log.chmod(0o400)
+
+
+def protect_folder(path: Path) -> None:
+    path.parent.chmod(0o500)
+
+
+def put_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (close_file, r"/registry\.db may not be read and written by this process"),
+        (protect_file, r"/registry\.db may not be read and written by this process"),
+        (protect_log, r"/registry\.db-wal may not be read and written by this process"),
+        (protect_folder, r"escrowmq-\w+ may not be read and written by this process"),
+        (put_folder, r"/registry\.db is not a file"),
+    ],
+)
+async def test_a_file_that_may_not_be_used_is_refused_with_its_name_and_stays(owned, spoil, reason):
+    path = owned / "registry.db"
+    first = Database(f"sqlite:///{path}")
+    await first.open()
+    await first.aclose()
+    spoil(path)
+    left = sorted(owned.iterdir())
+
+    again = Database(f"sqlite:///{path}")
+    with pytest.raises(UnusableRegistry, match=reason) as refused:
+        await again.open()
+    await again.aclose()
+
+    assert "ESCROWMQ_DATABASE_URL" in str(refused.value)
+    assert sorted(owned.iterdir()) == left
+    owned.chmod(0o700)
+
+
+async def test_a_folder_that_is_missing_is_named(tmp_path):
+    database = Database(f"sqlite:///{tmp_path / 'away' / 'registry.db'}")
+    with pytest.raises(UnusableRegistry, match="/away is not a folder"):
+        await database.open()
+    await database.aclose()
+
+
+@pytest.mark.xdist_group("postgresql")
+async def test_an_empty_database_that_is_read_only_is_one_to_wait_for(postgresql):
+    url = postgresql.new_database()
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as admin:
+        name = engine.url.database
+        admin.exec_driver_sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    engine.dispose()
+    database = Database(url)
+
+    with pytest.raises(RegistryUnavailable, match="it is read-only"):
+        await database.open()
+
+    await database.aclose()
