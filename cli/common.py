@@ -16,6 +16,11 @@ _ERROR_CHARACTERS = 2_000
 _JAVA_CALL = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")  # as py4j writes it
 _JAVA_FRAME = re.compile(r"\n\s+(?:at [^\n]+\([^\n]*\)|\.\.\. [0-9]+ more)(?=\n|\Z)")
 _TRACEBACK = "Traceback (most recent call last)"
+_PYTHON_ERROR = re.compile(r"\A(?:\w+\.)*(\w+)(?:\Z|:\s*)")  # as a traceback ends
+# their texts say little without their names, being of a bug
+_UNCLEAR = frozenset(
+    "AssertionError AttributeError IndexError KeyError NameError StopIteration TypeError".split()
+)
 
 
 class Exit(IntEnum):
@@ -95,9 +100,15 @@ def write_whole(where: str, text: str) -> None:
 
 
 def in_short(error: Exception) -> str:
-    """Spark's errors go on for pages; what went wrong in a worker stands behind the last of its
+    """The reason, for a person.
+
+    Spark's errors go on for pages; what went wrong in a worker stands behind the last of its
     tracebacks. Java's lines say where in Spark, which helps no user.
     """
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        return _printable(text)
+    kind = type(error).__name__
     text = str(error).partition("\nJVM stacktrace")[0].strip()
     text = _JAVA_FRAME.sub("", _JAVA_CALL.sub("", text)).strip()
     _, traceback, behind = text.rpartition(_TRACEBACK)
@@ -105,8 +116,16 @@ def in_short(error: Exception) -> str:
         text = next(
             (line for line in behind.splitlines()[1:] if line and not line[0].isspace()), text
         )
+        if raised := _PYTHON_ERROR.match(text):
+            kind, text = raised[1], text[raised.end() :]
+    if text and kind not in _UNCLEAR:
+        return _printable(text)
+    return f"{_printable(text) or 'no reason is given'} ({kind})"
+
+
+def _printable(text: str) -> str:
     shown = without_secrets(text)[:_ERROR_CHARACTERS]
-    return f"{type(error).__name__}: " + "\n".join(map(printable, shown.splitlines()))
+    return "\n".join(map(printable, shown.splitlines()))
 
 
 def say(text: str) -> None:

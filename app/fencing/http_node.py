@@ -5,7 +5,7 @@ import msgspec
 
 from app.fencing.promotion import NoAnswer
 from app.fencing.schemas import NodePromise, PromiseInput
-from app.names.http_server import UNREADABLE, reason_of
+from app.names.http_server import UNREADABLE, reason_of, reason_without_answer
 
 ASK_S = 3.0  # one that does not answer meanwhile is not counted on
 _PROMISE_S = 20.0  # a replica syncs what it has before it promises, and a service stops first
@@ -34,7 +34,7 @@ class HttpNode:
                 method, self.url + _PATH, content=body, headers=headers, timeout=timeout_s
             )
         except httpx.HTTPError as error:
-            raise NoAnswer(str(error) or type(error).__name__) from None
+            raise NoAnswer(reason_without_answer(error)) from None
         if not response.is_success:
             raise NoAnswer(reason_of(response))
         try:

@@ -51,7 +51,7 @@ class HttpNameServer:
         try:
             response = await self._http.request(method, url, content=body, headers=headers)
         except httpx.HTTPError as error:
-            raise CannotRegister(str(error) or type(error).__name__) from None
+            raise CannotRegister(reason_without_answer(error)) from None
         if not response.is_success:
             raise CannotRegister(reason_of(response))
         return response
@@ -80,6 +80,13 @@ def http_client(options: NameOptions, *, api_key: str, timeout_s: float) -> http
         timeout=timeout_s,
         trust_env=False,
     )
+
+
+def reason_without_answer(error: httpx.HTTPError) -> str:
+    """The reason why there is no answer, for a person."""
+    if isinstance(error, httpx.TimeoutException):
+        return "it does not answer in time"
+    return str(error) or "the connection was cut"
 
 
 def reason_of(response: httpx.Response) -> str:

@@ -106,7 +106,8 @@ class Sink:
 
     def _error(self, error: Exception) -> SinkError:
         """Drivers quote what they were given; not the rows either, which may be thousands."""
-        text = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}"
+        text = str(getattr(error, "orig", None) or error)
+        text = text or f"it does not say why ({type(error).__name__})"
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return SinkError(text[:2_000])

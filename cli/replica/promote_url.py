@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET
 
 from app.fencing.schemas import Promotion
-from app.names.http_server import UNREADABLE, reason_of
+from app.names.http_server import UNREADABLE, reason_of, reason_without_answer
 from app.names.schemas import Node, NodeList
 from cli.common import Exit, say
 
@@ -23,8 +23,10 @@ def run(url: str, *, hand_over: bool, accept_loss: bool, yes: bool, api_key: str
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=_ANSWER_S) as http:
             return _run(http, hand_over=hand_over, accept_loss=accept_loss, yes=yes)
-    except (httpx.HTTPError, httpx.InvalidURL, _NotDone) as error:
-        say(f"{url}: {str(error) or type(error).__name__}")
+    except httpx.HTTPError as error:
+        say(f"{url}: {reason_without_answer(error)}")
+    except (httpx.InvalidURL, _NotDone) as error:
+        say(f"{url}: {error}")
     except UNREADABLE:
         say(f"{url}: what answers there is no machine of the service")
     return Exit.NOT_CARRIED_OUT
@@ -72,7 +74,7 @@ def _why_not_ready(http: httpx.Client) -> str:
     try:
         answer = http.get("/readyz", params={"role": "primary"})
     except httpx.TransportError as error:  # it is promoted all the same
-        return str(error) or type(error).__name__
+        return reason_without_answer(error)
     return "" if answer.is_success else reason_of(answer)
 
 

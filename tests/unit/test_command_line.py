@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 import cli.main
 from app.settings import ConfigurationError, load
+from cli.common import in_short
+from storage.errors import StoreClosed
 
 
 def run(*command: str) -> tuple[int, str]:
@@ -86,7 +88,7 @@ def test_a_service_that_cannot_be_reached_is_named_with_the_reason():
         status, said = run("store", "recovery-report", "--url", url)
 
     assert status == 3
-    assert said.startswith(f"There is no report: ConnectionError: {url} cannot be reached: [Errno")
+    assert said.startswith(f"There is no report: {url} cannot be reached: [Errno")
     assert "urlopen" not in said
 
 
@@ -114,9 +116,7 @@ def test_a_service_that_does_not_answer_is_named_with_the_reason(monkeypatch):
         status, said = run("store", "recovery-report", "--url", url)
 
     assert status == 3
-    assert said.startswith(
-        f"There is no report: ConnectionError: {url} has not answered: timed out"
-    )
+    assert said.startswith(f"There is no report: {url} has not answered: timed out")
 
 
 @contextmanager
@@ -148,3 +148,25 @@ def test_a_document_that_cannot_be_written_is_no_success(tmp_path):
 
     assert status == 3
     assert said.startswith("The document could not be written: ")
+
+
+_OF_A_WORKER = 'Job aborted: Traceback (most recent call last):\n  File "a.py", line 1, in run\n'
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ValueError("a log has no end"), "a log has no end"),
+        (StoreClosed("the store is closed"), "the store is closed"),
+        (KeyError("topic"), "'topic' (KeyError)"),
+        (AttributeError("no attribute 'end'"), "no attribute 'end' (AttributeError)"),
+        (TimeoutError(), "no reason is given (TimeoutError)"),
+        (FileNotFoundError(2, "No such file or directory", "/a"), "/a: No such file or directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (RuntimeError(f"{_OF_A_WORKER}shop.Late: orders is late"), "orders is late"),
+        (RuntimeError(f"{_OF_A_WORKER}KeyError: 'topic'"), "'topic' (KeyError)"),
+        (RuntimeError(f"{_OF_A_WORKER}AssertionError"), "no reason is given (AssertionError)"),
+    ],
+)
+def test_the_class_of_an_error_is_shown_behind_its_text_if_at_all(error, shown):
+    assert in_short(error) == shown

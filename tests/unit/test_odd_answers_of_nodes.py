@@ -9,7 +9,7 @@ import pytest
 
 from app.fencing.http_node import HttpNode
 from app.fencing.promotion import NoAnswer
-from app.names.http_server import HttpNameServer, reason_of
+from app.names.http_server import HttpNameServer, reason_of, reason_without_answer
 from app.names.options import NameOptions
 from app.names.registrar import CannotRegister
 from app.replicas import frames
@@ -86,6 +86,18 @@ def test_a_program_with_such_an_answer_has_no_reports_of_recovery(url):
 
 def test_a_refusal_that_is_no_problem_document_is_shown(body):
     assert reason_of(httpx.Response(400, content=body)).startswith("400 {")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (httpx.ReadTimeout(""), "it does not answer in time"),
+        (httpx.ReadError(""), "the connection was cut"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), "[Errno 111] Connection refused"),
+    ],
+)
+def test_a_machine_without_an_answer_has_a_reason_in_words(error, reason):
+    assert reason_without_answer(error) == reason
 
 
 @pytest.mark.parametrize("charset", ["hex", "idna", "undefined"])
