@@ -81,6 +81,7 @@ def restore(
         store = work / "store"
         log = _RestoredLog(folder, store, choice, point)
         log.write(lambda at, of: note("copy and verify", at, of))
+        _refuse_nothing(log, choice, point)
         for file in choice.files_of.files:
             data = _read(folder, file.stored, file.crc32c)
             durable.replace(OsVfs(), work / file.path, data, scratch=store / "making")
@@ -112,9 +113,27 @@ def restore(
     )
 
 
+def _refuse_nothing(log: "_RestoredLog", choice: Choice, point: Point) -> None:
+    """Raise BackupRefused where the store would be empty, unless an empty one was backed up before
+    the point.
+    """
+    first = log.first_left_out
+    if first is None or log.end > choice.first_offset:
+        return
+    was_empty = not choice.is_registry_newer
+    if was_empty and (point.time_ms is None or point.time_ms >= choice.files_of.made_ms):
+        return
+    assert first.offset is not None
+    assert first.time_ms is not None
+    raise BackupRefused(
+        "nothing in the backups is from before this point, so the store would be empty: the "
+        f"earliest point is log offset {first.offset}, {time_text(first.time_ms)}"
+    )
+
+
 class _RestoredLog:
     """`end`: where the restored log ends. `last_stored_ms`: when its newest record was stored; 0 if
-    it has none.
+    it has none. `first_left_out`: the first point at which there is more.
     """
 
     def __init__(self, folder: Folder, store: Path, choice: Choice, point: Point) -> None:
@@ -125,6 +144,7 @@ class _RestoredLog:
         self._segments = _Segments(store, choice.newest.lengths.segment_bytes)
         self.end = choice.first_offset
         self.last_stored_ms = 0
+        self.first_left_out: Point | None = None
 
     def write(self, note: Callable[[int, int], None]) -> None:
         """Segments and checkpoint. Durable on return.
@@ -169,6 +189,7 @@ class _RestoredLog:
         cut = walked.begin
         for end, stored_ms in walked.ends(epoch):
             if self._is_passed(end, stored_ms):
+                self.first_left_out = Point(end, stored_ms)
                 break
             cut, self.last_stored_ms = end, stored_ms
         return cut

@@ -63,7 +63,10 @@ def check_empty(target: Path) -> None:
 
 @contextmanager
 def work_folder(target: Path) -> Iterator[Path]:
-    """A folder to make a store in; removed at the end, whatever of it was not moved by `finish`."""
+    """A folder to make a store in; removed at the end, whatever of it was not moved by `finish`.
+    Where nothing was, a target that was made for it goes, too.
+    """
+    is_new = not target.exists()
     target.mkdir(mode=0o700, exist_ok=True)
     write_in_place(target)
     work = target / UNFINISHED
@@ -74,6 +77,8 @@ def work_folder(target: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(work)
         OsVfs().sync_directory(target)
+        if is_new and not os.listdir(target):
+            target.rmdir()
 
 
 def finish(work: Path, target: Path, first: Sequence[str]) -> None:

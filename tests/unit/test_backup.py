@@ -3,6 +3,7 @@ to.
 """
 
 import json
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -15,7 +16,7 @@ from app.backup import manifest
 from app.backup.folder import LocalFolder
 from app.backup.make import CopyDiffers, Made, borders, make_backup
 from app.backup.manifest import BackupDamaged, BackupRefused
-from app.backup.point import Point
+from app.backup.point import Point, time_text
 from app.backup.restore import Restored, restore
 from app.settings import Settings
 from app.store_moves.work_folder import TargetRefused
@@ -121,11 +122,11 @@ def test_each_log_offset_restores_the_units_that_end_before_it(data, folder, tmp
     backed_up(data, folder)
     raw = log_of(data)
     # Behind the last unit of a segment, and its end-of-file record, the log goes on in the next one.
-    unit_ends = [0, *(border for border in log.borders[1:] if border % SEGMENT_BYTES)]
+    unit_ends = [border for border in log.borders[1:] if border % SEGMENT_BYTES]
     last_of_segment = max(end for end in unit_ends if end < SEGMENT_BYTES)
     borders = [*unit_ends[::11], last_of_segment, SEGMENT_BYTES]
-    points = [one for border in borders for one in (border - 1, border, border + 1) if one >= 0]
-    for offset in points:
+    points = [one for border in borders for one in (border - 1, border, border + 1)]
+    for offset in points[1:]:  # before the first unit there is nothing
         done = restored(folder, tmp_path / str(offset), Point(offset=offset))
 
         found = log_of(tmp_path / str(offset))
@@ -213,7 +214,7 @@ def test_a_damaged_piece_is_named_and_nothing_is_restored(data, folder, tmp_path
 
     with pytest.raises(BackupDamaged, match=piece.name):
         restored(folder, tmp_path / "restored")
-    assert list((tmp_path / "restored").iterdir()) == []
+    assert not (tmp_path / "restored").exists()
 
 
 def test_a_log_that_was_repaired_or_is_another_is_refused(data, folder):
@@ -519,6 +520,49 @@ def test_points_beyond_the_newest_backup_are_refused(data, folder, tmp_path):
         restored(folder, tmp_path / "restored", Point(offset=log.end + 1))
     with pytest.raises(BackupRefused, match="was made at"):
         restored(folder, tmp_path / "restored", Point(time_ms=WALL_MS + 10**9))
+
+
+def test_points_before_everything_are_refused_with_the_earliest(data, folder, tmp_path):
+    log = written(data)
+    backed_up(data, folder)
+    first = log.borders[1]
+    earliest = rf"the earliest point is log offset {first}, {re.escape(time_text(WALL_MS))}"
+    points = [
+        Point(offset=0),
+        Point(offset=first - 1),
+        Point(time_ms=0),
+        Point(time_ms=WALL_MS - 1),
+    ]
+
+    for point in points:
+        with pytest.raises(BackupRefused, match=earliest):
+            restored(folder, tmp_path / "restored", point)
+        assert not (tmp_path / "restored").exists()
+
+    (tmp_path / "restored").mkdir()
+    with pytest.raises(BackupRefused, match=earliest):
+        restored(folder, tmp_path / "restored", points[0])
+    assert list((tmp_path / "restored").iterdir()) == []
+
+    for point in (Point(offset=first), Point(time_ms=WALL_MS)):
+        done = restored(folder, tmp_path / f"to-{point}", point)
+        assert (done.end_offset, done.findings) == (first, [])
+
+
+def test_a_store_that_was_empty_is_restored_as_it_was_backed_up(data, folder, tmp_path):
+    written(data, 0)
+    with (data / "store/commitlog" / names.file_name(0)).open("wb") as segment:
+        segment.truncate(SEGMENT_BYTES)
+    name = backed_up(data, folder).name
+    empty = manifest.read_all(folder)[name]
+    written(data)
+    backed_up(data, folder)
+
+    for number, point in enumerate([Point(offset=0), Point(time_ms=empty.made_ms)]):
+        done = restored(folder, tmp_path / str(number), point)
+        assert (done.end_offset, done.findings) == (0, [])
+    with pytest.raises(BackupRefused, match="the earliest point is log offset"):
+        restored(folder, tmp_path / "restored", Point(time_ms=empty.made_ms - 1))
 
 
 def test_pieces_of_two_runs_have_all_borders_but_the_last_in_common():
