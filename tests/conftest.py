@@ -4,7 +4,9 @@ registry may stand.
 
 import gc
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -26,6 +28,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
 
+
+_NOBODY = 65_534  # as most systems have it
 
 ON_POSTGRESQL = pytest.mark.xdist_group("postgresql")  # one worker has the server
 
@@ -52,3 +56,16 @@ def new_database(request, tmp_path) -> Callable[[], str]:
 @pytest.fixture
 def database_url(new_database) -> str:
     return new_database()
+
+
+@pytest.fixture
+def folder_of_a_user() -> Iterator[Path]:
+    """A folder whose permissions hold for the test: it runs as the owner, and not as root."""
+    folder = Path(tempfile.mkdtemp(prefix="escrowmq-"))  # pytest's are root's alone
+    before = os.geteuid()
+    if before == 0:
+        os.chown(folder, _NOBODY, -1)
+        os.seteuid(_NOBODY)
+    yield folder
+    os.seteuid(before)
+    shutil.rmtree(folder)

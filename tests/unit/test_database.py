@@ -3,10 +3,7 @@ has gone.
 """
 
 import asyncio
-import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,6 @@ from app.registry.tables import loop_leases
 from storage.errors import ChangeInDoubt, RegistryUnavailable, StorageFull, UnusableRegistry
 from tests.support.http import reached
 
-_NOBODY = 65_534
 LEASES = loop_leases.select()
 WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
 
@@ -240,19 +236,6 @@ async def test_an_error_of_a_file_is_no_reason_to_try_again(database):
         await database.run(lambda connection: connection.execute(text("SELECT * FROM not_there")))
 
 
-@pytest.fixture
-def owned() -> Iterator[Path]:
-    """A folder of another user than the one that the test runs as, where that is root."""
-    folder = Path(tempfile.mkdtemp(prefix="escrowmq-"))
-    before = os.geteuid()
-    if before == 0:
-        os.chown(folder, _NOBODY, -1)
-        os.seteuid(_NOBODY)
-    yield folder
-    os.seteuid(before)
-    shutil.rmtree(folder)
-
-
 def close_file(path: Path) -> None:
     path.chmod(0)
 
@@ -286,13 +269,15 @@ def put_folder(path: Path) -> None:
         (put_folder, r"/registry\.db is not a file"),
     ],
 )
-async def test_a_file_that_may_not_be_used_is_refused_with_its_name_and_stays(owned, spoil, reason):
-    path = owned / "registry.db"
+async def test_a_file_that_may_not_be_used_is_refused_with_its_name_and_stays(
+    folder_of_a_user, spoil, reason
+):
+    path = folder_of_a_user / "registry.db"
     first = Database(f"sqlite:///{path}")
     await first.open()
     await first.aclose()
     spoil(path)
-    left = sorted(owned.iterdir())
+    left = sorted(folder_of_a_user.iterdir())
 
     again = Database(f"sqlite:///{path}")
     with pytest.raises(UnusableRegistry, match=reason) as refused:
@@ -300,8 +285,8 @@ async def test_a_file_that_may_not_be_used_is_refused_with_its_name_and_stays(ow
     await again.aclose()
 
     assert "ESCROWMQ_DATABASE_URL" in str(refused.value)
-    assert sorted(owned.iterdir()) == left
-    owned.chmod(0o700)
+    assert sorted(folder_of_a_user.iterdir()) == left
+    folder_of_a_user.chmod(0o700)
 
 
 async def test_a_folder_that_is_missing_is_named(tmp_path):
