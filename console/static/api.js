@@ -2,8 +2,9 @@
 
 const KEY = "escrowmq-api-key";
 const TIMEOUT_MS = 15_000;
-// No answer, and those of a service, or of a proxy before it, that may answer a moment later.
-const PASSING = [0, 502, 503, 504];
+// No answer, and those of a service, of a replica that may become the service, or of a proxy before
+// them: what is refused may be answered a moment later.
+const PASSING = [0, 421, 502, 503, 504];
 
 /** An answer that is a problem document, or no answer at all. */
 export class Problem extends Error {

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.browser import Browser, Page, find_chromium
 from tests.support.http import assert_problem, ok, until
+from tests.support.replica import Primary, Replica, of, promote
 from tests.support.server import Server
 
 STATIC = Path(__file__).parents[2] / "console" / "static"
@@ -428,6 +429,35 @@ def test_a_page_behind_a_proxy_without_its_service_says_so_and_comes_back_with_i
         proxy.has_service = True
 
         shown(page, f"topics/{topic}", "Message types")
+
+
+def test_a_replica_claims_nothing_of_groups_and_shows_them_once_it_is_the_service(
+    browser, tmp_path
+):
+    with (
+        Primary(tmp_path / "a") as primary,
+        Replica(tmp_path / "b", of(primary.ha_port)) as replica,
+        primary.client() as api,
+    ):
+        ok(api.post("/v1/topics", json={"topic": "orders"}), 201)
+        ok(api.put("/v1/groups/billing", json={"topics": [{"topic": "orders"}]}), 201)
+        ok(api.post("/v1/topics/orders/messages", json={"json": 1}), 201)
+        primary.wait_until_copied()
+        replica.wait_until_registry_is(primary)
+        page, of_group = (browser.open(f"{replica.url}/ui/") for _ in range(2))
+
+        text = shown(page, "groups", "All, by name")
+        shown(of_group, "groups/billing", "Not the primary")
+
+        assert text.count("Not the primary") == 2
+        assert "No group has a message" not in text
+
+        primary.kill()
+        assert replica.terminate() == 0
+        assert promote(replica.data_dir, "--yes").returncode == 0
+        with replica.service():
+            # The page that is shown; the browser reads none that is hidden behind it.
+            shown(of_group, "groups/billing", "ready")
 
 
 def test_what_is_typed_while_a_page_is_read_again_stays(browser, tmp_path):

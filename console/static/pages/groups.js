@@ -20,20 +20,19 @@ const FURTHEST = 10; // groups of the table of those that are behind
 export async function list({ reader, query }) {
   // One request for the figures of all groups, whatever their number of queues.
   const figures = reader.text("/metrics").then(figuresOf);
-  return {
-    parts: [
-      el("h1", {}, "Consumer groups"),
-      await section("Most messages ready", async () => furthest(await figures)),
-      await section("All, by name", async () =>
-        byName(reader, query, await figures.catch(() => new Map())),
-      ),
-    ],
-    isLive: true,
-  };
+  const groups = reader.get("/v1/groups", { page_size: 100, ...query });
+  const parts = await Promise.all([
+    section("Most messages ready", () => furthest(figures, groups)),
+    section("All, by name", () => byName(groups, query, figures)),
+  ]);
+  return { parts: [el("h1", {}, "Consumer groups"), ...parts], isLive: true };
 }
 
-function furthest(figures) {
-  const behind = [...figures]
+async function furthest(figures, groups) {
+  const known = await figures;
+  // A replica has metrics, but none of groups: it is refused here, as every read of groups is.
+  if (!known.size) await groups;
+  const behind = [...known]
     .filter(([, figure]) => figure.messages_ready)
     .sort(([, one], [, other]) => other.messages_ready - one.messages_ready)
     .slice(0, FURTHEST);
@@ -44,12 +43,13 @@ function furthest(figures) {
   );
 }
 
-async function byName(reader, query, figures) {
-  const { items, next_page_token } = await reader.get("/v1/groups", { page_size: 100, ...query });
+async function byName(groups, query, figures) {
+  const { items, next_page_token } = await groups;
+  const known = await figures.catch(() => new Map());
   return [
     table(
       [GROUP, ["Topics", (one) => one.topics.map(({ topic }) => topic).join(", ")], ...FIGURES],
-      items.map((one) => ({ ...one, ...figures.get(one.group) })),
+      items.map((one) => ({ ...one, ...known.get(one.group) })),
       "There is no consumer group yet.",
     ),
     next("groups", [], query, next_page_token),
