@@ -55,3 +55,6 @@ class ArrowFiles:
     def open(self, path: str) -> OpenFile:
         file: OpenFile = self._filesystem.open_input_file(path)
         return file
+
+    def data_ranges(self, path: str, size: int) -> list[tuple[int, int]]:
+        return [(0, size)]  # holes are not reported

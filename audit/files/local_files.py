@@ -2,6 +2,7 @@
 (`filesystems.py`), which are named by URIs.
 """
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -36,6 +37,9 @@ class Files(Protocol):
 
     def open(self, path: str) -> OpenFile: ...
 
+    def data_ranges(self, path: str, size: int) -> list[tuple[int, int]]:
+        """(begin, end) of all in a file of `size` bytes that may be other than zeros."""
+
 
 class LocalFiles:
     is_remote = False
@@ -69,6 +73,29 @@ class LocalFiles:
 
     def open(self, path: str) -> OpenFile:
         return LocalFile(path)
+
+    def data_ranges(self, path: str, size: int) -> list[tuple[int, int]]:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            return _data_ranges(file, size)
+        finally:
+            os.close(file)
+
+
+def _data_ranges(file: int, size: int) -> list[tuple[int, int]]:
+    ranges: list[tuple[int, int]] = []
+    end = 0
+    try:
+        while end < size:
+            begin = os.lseek(file, end, os.SEEK_DATA)
+            end = os.lseek(file, begin, os.SEEK_HOLE)
+            ranges.append((begin, min(end, size)))
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            return [(0, size)]  # the file system has no holes
+        if error.errno != errno.ENXIO:  # the rest is a hole
+            raise
+    return ranges
 
 
 class LocalFile:

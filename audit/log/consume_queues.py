@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from audit.files.local_files import OpenFile
 from audit.log.log_files import files_of
 from storage.formats import names, queue_entry
 from storage.formats.scan import Ints
@@ -13,6 +14,7 @@ _FOLDER = "consumequeue"
 # formats/queue_entry.py
 _ENTRY = np.dtype([("log_offset", ">i8"), ("record_bytes", ">i4"), ("tag_hash", ">i8")])
 _FILLER_BYTES = queue_entry.decode(queue_entry.FILLER).record_bytes
+_NONE = np.zeros(0, np.int64)
 assert _ENTRY.itemsize == queue_entry.ENTRY_BYTES
 
 
@@ -44,14 +46,28 @@ def entries(uri: str, file: QueueFile) -> dict[str, Ints]:
     """Columns queue_offset, log_offset, record_bytes, tag_hash of the entries of one file.
 
     Entries that were not written yet, and the fillers in front of a queue that begins later than at
-    0, are left out.
+    0, are left out. Holes are not read: most of a file of a queue with few messages is one.
     """
     files, _ = files_of(uri)
+    ranges = files.data_ranges(file.path, file.size)
     with closing(files.open(file.path)) as opened:
-        raw = opened.read_at(file.size, 0)
-    found: Any = np.frombuffer(raw, _ENTRY, len(raw) // queue_entry.ENTRY_BYTES)
+        parts = [_entries_of(opened, file, begin, end) for begin, end in ranges]
+    return {
+        name: np.concatenate([_NONE, *[part[name] for part in parts]])
+        for name in ("queue_offset", *(_ENTRY.names or ()))
+    }
+
+
+def _entries_of(opened: OpenFile, file: QueueFile, begin: int, end: int) -> dict[str, Ints]:
+    """Entries that have a byte in this range of the file. Other ranges have none of them: between
+    two is a hole, which is longer than an entry.
+    """
+    first = begin // _ENTRY.itemsize
+    last = min(-(-end // _ENTRY.itemsize), file.size // _ENTRY.itemsize)
+    raw = opened.read_at((last - first) * _ENTRY.itemsize, first * _ENTRY.itemsize)
+    found: Any = np.frombuffer(raw, _ENTRY, len(raw) // _ENTRY.itemsize)
     written = np.flatnonzero((found["record_bytes"] > 0) & (found["record_bytes"] != _FILLER_BYTES))
     return {
-        "queue_offset": written + file.first_entry,
+        "queue_offset": written + first + file.first_entry,
         **{name: found[name][written].astype(np.int64) for name in _ENTRY.names or ()},
     }

@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException
 
 from audit import columns
 from audit.log import consume_queues, log_range
-from storage.formats import queue_entry
+from storage.formats import names, queue_entry
 from storage.formats.names import HALF_TOPIC
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
 from tests.support import plain_audit
@@ -172,6 +172,28 @@ def test_the_entries_of_consume_queues_are_rows_of_their_own(spark, broker_store
                 expected.append((file.topic, file.queue_id, file.first_entry + number, *entry))
     assert sorted(tuple(row) for row in found) == sorted(expected)
     assert len({(topic, queue_id) for topic, queue_id, *_ in expected}) > 10
+
+
+def test_holes_of_a_queue_file_are_not_read_and_entries_beside_them_are(tmp_path):
+    """No machine has the memory for this file, nor the time."""
+    folder = tmp_path / "consumequeue" / "orders" / "0"
+    folder.mkdir(parents=True)
+    far = (1 << 40) // queue_entry.ENTRY_BYTES
+    # Those at the ends of a block of the disk are partly in the next one.
+    numbers = [0, 1, 204, 205, far, far + 204, far + 250]
+    with (folder / names.file_name(0)).open("wb") as file:
+        for number in numbers:
+            file.seek(number * queue_entry.ENTRY_BYTES)
+            file.write(queue_entry.encode(1_000 + number, 100 + number % 7, -number))
+        file.truncate(1 << 41)
+    (found,) = consume_queues.queue_files(str(tmp_path))
+
+    entries = consume_queues.entries(str(tmp_path), found)
+
+    assert entries["queue_offset"].tolist() == numbers
+    assert entries["log_offset"].tolist() == [1_000 + number for number in numbers]
+    assert entries["record_bytes"].tolist() == [100 + number % 7 for number in numbers]
+    assert entries["tag_hash"].tolist() == [-number for number in numbers]
 
 
 def test_times_are_the_ones_that_are_stored_whatever_zone_the_machine_is_in(spark, store):
