@@ -92,11 +92,16 @@ def write_whole(where: str, text: str) -> None:
     if not is_uri(where):
         files.write_whole(where, text.encode("utf-8"))
         return
+    from pyarrow.fs import LocalFileSystem
+
     from audit.files import whole_files
     from audit.files.filesystems import filesystem_of
 
     filesystem, path = filesystem_of(where)
-    whole_files.write_beside_others(filesystem, path, text.encode("utf-8"))
+    if isinstance(filesystem, LocalFileSystem):
+        files.write_whole(path, text.encode("utf-8"))
+    else:
+        whole_files.write_beside_others(filesystem, path, text.encode("utf-8"))
 
 
 def in_short(error: Exception) -> str:

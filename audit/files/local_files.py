@@ -11,6 +11,9 @@ from typing import Protocol
 
 PART = ".part"  # behind the name of a file until it is complete
 
+_PROCESSES = Path("/proc")
+_MOST_LINKS = 40  # as Linux has it
+
 
 class OpenFile(Protocol):
     def read_at(self, length: int, offset: int) -> bytes:
@@ -117,24 +120,63 @@ class LocalFile:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Write a file on this machine, whole or not at all; it is on disk on return."""
-    part = free_part_of(path)
+    """Write a file on this machine, whole or not at all; it is on disk on return.
+
+    A device, a pipe, a terminal or an open file of a process (`/dev/stdout`) that has this path is
+    written to, and a link is followed: neither is replaced. Raises OSError with this path.
+    """
     try:
-        with Path(part).open("xb") as file:
-            file.write(data)
+        file = _followed(path)
+        if file.is_relative_to(_PROCESSES) or (file.exists() and not file.is_file()):
+            _append(file, data)
+        else:
+            _replace(file, data)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+def _followed(path: str) -> Path:
+    """Path that links lead to; an open file of a process has its name in /proc alone, perhaps."""
+    file = _with_real_folder(Path(path))
+    for _ in range(_MOST_LINKS):
+        if file.is_relative_to(_PROCESSES) or not file.is_symlink():
+            return file
+        file = _with_real_folder(file.parent / file.readlink())
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _with_real_folder(path: Path) -> Path:
+    return Path(os.path.realpath(path.parent), path.name)
+
+
+def _append(path: Path, data: bytes) -> None:
+    own = path.parent == _PROCESSES / str(os.getpid()) / "fd" and path.name.isdecimal()
+    # by its number, so that what this process writes later comes behind
+    with open(int(path.name), "ab", closefd=False) if own else path.open("ab") as file:
+        file.write(data)
+
+
+def _replace(file: Path, data: bytes) -> None:
+    part = free_part_of(str(file))
+    try:
+        with Path(part).open("xb") as stream:
+            stream.write(data)
         sync(part)
-        os.replace(part, path)
+        os.replace(part, file)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(part)  # else it would hold what is left of a full disk
         raise
-    sync(str(Path(path).absolute().parent))
+    sync(str(file.parent))
 
 
 def free_part_of(path: str) -> str:
     """A name for a file until it is complete, which no other file has: one that a person has named
-    can be beside files of other programs.
+    can be beside files of other programs. It is short, as that of the file can be as long as the
+    disk allows.
     """
-    return f"{path}.{token_hex(4)}{PART}"
+    folder, slash, _ = path.rpartition("/")
+    return f"{folder}{slash}.{token_hex(4)}{PART}"
 
 
 def sync(path: str, *, forget: bool = False) -> None:

@@ -35,13 +35,11 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
 
 
 def write_beside_others(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
-    """Write a file as `write` does; `PATH.part` can be a file of another program."""
+    """Write a file of another machine as `write` does, beside a `PATH.part` of another program."""
     part = free_part_of(path)
     try:
         with filesystem.open_output_stream(part) as stream:
             stream.write(data)
-        if isinstance(filesystem, fs.LocalFileSystem):
-            sync(part)
         _rename(filesystem, part, path)
     except BaseException:
         if filesystem.get_file_info(part).type is fs.FileType.File:
