@@ -10,3 +10,7 @@ class NoSuchGroup(Exception):
 
 class NotLocal(Exception):
     """A log that the engine `local` does not read."""
+
+
+class SegmentsDropped(Exception):
+    """Each time that the log was read, retention dropped segments that were still to be read."""

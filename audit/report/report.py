@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from audit.errors import SegmentsDropped
 from audit.findings import present, time_of
 from audit.log import digest, log_range
 from audit.log.log_files import Segment
@@ -23,17 +24,21 @@ def while_segments_go(
     """The outcome of the log as it was `found`.
 
     A service may drop segments meanwhile. Where that is why the audit fails, it begins once more
-    with those that are left.
+    with those that are left. Raises SegmentsDropped, from the last failure, where that does not
+    help.
     """
-    for beginning in range(1, _BEGINNINGS + 1):
+    for _ in range(_BEGINNINGS):
         try:
             return audit(found)
-        except Exception:
-            now = log_range.find_log(where)
-            if beginning == _BEGINNINGS or set(found.folder.segments) <= set(now.folder.segments):
+        except Exception as error:
+            failure, now = error, log_range.find_log(where)
+            if set(found.folder.segments) <= set(now.folder.segments):
                 raise
             found = now
-    raise AssertionError
+    raise SegmentsDropped(
+        f"{_BEGINNINGS} times in a row retention dropped segments that were still to be read: "
+        "audit a copy (`escrowmq audit archive`), or keep messages for longer"
+    ) from failure
 
 
 def of_sums(

@@ -37,7 +37,7 @@ from cli.audit.common import (
     stopped_by_signals,
 )
 from cli.audit.outputs import Outputs, check_that_rows_are_seen
-from cli.common import Exit, say
+from cli.common import Exit, in_short, say
 
 _WHOLE = re.compile("[1-9][0-9]{0,11}")
 _TIMES = ["%Y-%m-%dT%H:%M:%S.%fZ", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%d"]
@@ -248,7 +248,7 @@ def _run_and_write(
     describe: Callable[[Exit], dict[str, Any]],
     spark_log: Path,
 ) -> Exit:
-    from audit.errors import NoSuchGroup, NotLocal
+    from audit.errors import NoSuchGroup, NotLocal, SegmentsDropped
 
     try:
         # before Spark: what is wrong with it is said at once
@@ -266,12 +266,19 @@ def _run_and_write(
         raise
     except NoSuchGroup as error:
         raise typer.BadParameter(str(error), param_hint="--producer-group") from None
-    except NotLocal as error:
-        say(f"The audit was not made: {error}")
+    except (NotLocal, SegmentsDropped) as error:
+        say(f"The audit was not made: {refusal(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the answer is: the command failed
         not_carried_out("The audit failed", error)
     return status
+
+
+def refusal(error: Exception) -> str:
+    """The reason, with what the audit failed with: it may be something else, too."""
+    if not isinstance(error.__cause__, Exception):
+        return str(error)
+    return f"{error}. It failed at last with: {in_short(error.__cause__)}"
 
 
 def _run(request: _Request, is_finding: Callable[[str], bool], spark_log: Path) -> Any:

@@ -1,5 +1,6 @@
 """The engine `local` says of every log what Spark says, in the same report, and needs no Spark."""
 
+import errno
 import json
 import os
 import subprocess
@@ -13,16 +14,18 @@ import pytest
 
 from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.run import EVERYTHING
-from audit.errors import NoSuchGroup, NotLocal
+from audit.errors import NoSuchGroup, NotLocal, SegmentsDropped
 from audit.jobs import archive as archiving
 from audit.jobs import transaction_audit
 from audit.jobs.transaction_audit import TransactionAudit
 from audit.local import local_audit
 from audit.local.local_audit import LocalAudit
 from audit.log import log_range
-from audit.scope import Scope
+from audit.report.report import while_segments_go
+from audit.scope import Outcome, Scope
 from audit.verdicts import FINDINGS
 from cli.audit.common import status_of
+from cli.audit.run import refusal
 from storage.formats import names, queue_entry
 from storage.message import QueueId
 from tests.audit.test_command import pretended_in_the_second_part
@@ -314,6 +317,36 @@ def test_an_audit_begins_once_more_when_retention_took_what_it_was_reading(tmp_p
 
     assert outcome.is_balanced
     assert outcome.report["log"]["begin"] == 1 << 16 > found.begin
+
+
+def test_an_audit_from_which_retention_takes_segments_again_and_again_says_so(tmp_path):
+    log, _ = plant(tmp_path / "store", times=4, segment_bytes=1 << 14)
+    found = log_range.find_log(str(log.root))
+
+    def drop(read: int, known: int) -> None:
+        for oldest in sorted(log.folder.iterdir())[:2]:
+            oldest.unlink()
+
+    drop(0, 0)
+
+    with pytest.raises(SegmentsDropped, match=r"3 times in a row.*audit archive"):
+        local_audit.run(str(log.root), Scope(), found=found, on_read=drop, split_bytes=1 << 14)
+
+    assert len([*log.folder.iterdir()]) > 1
+
+
+def test_what_an_audit_failed_with_at_last_is_in_its_refusal(tmp_path):
+    log, _ = plant(tmp_path / "store", times=4, segment_bytes=1 << 14)
+    found = log_range.find_log(str(log.root))
+
+    def fail(_: log_range.Log) -> Outcome:
+        min(log.folder.iterdir()).unlink()
+        raise OSError(errno.EIO, "Input/output error", "a segment")
+
+    with pytest.raises(SegmentsDropped) as raised:
+        while_segments_go(str(log.root), found, fail)
+
+    assert refusal(raised.value).endswith("It failed at last with: a segment: Input/output error")
 
 
 def test_an_index_whose_first_file_appears_during_the_audit_is_compared_with_the_keys(tmp_path):
