@@ -51,7 +51,6 @@ from storage.errors import (
     MessagingError,
     StorageFull,
     UnavailableError,
-    UnknownGroup,
 )
 from storage.formats import names
 from storage.identifiers import Random
@@ -83,7 +82,9 @@ class Delivery:
         self._store = store
         self._rules_of = rules_of
         self._cancelled_requests = cancelled_requests
-        self._journal = LeaseJournal(store, clock)
+        self._journal = LeaseJournal(
+            store, clock, has_group=lambda group: rules_of(group) is not None
+        )
         self._waiters = Waiters(store)
         self._given_up_log = GivenUpLog(clock)
         mover = Mover(self._journal, self._waiters, self._given_up_log)
@@ -303,8 +304,7 @@ class Delivery:
 
     async def check_no_leases(self, group: str) -> None:
         """Raise GroupActive if messages of the group are leased; UnknownGroup."""
-        if self._rules_of(group) is None:
-            raise UnknownGroup(f"group {group} does not exist")
+        self._journal.check_exists(group)
         await self._receiver.check_no_leases(group)
 
     async def check_no_retries(self, group: str) -> None:

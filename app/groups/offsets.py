@@ -23,6 +23,7 @@ from app.groups.schemas import (
 from app.http.exchange import Call, Reply, reply
 from app.operations import WRITING, operation
 from app.problems import invalid_field, refusal_of_field
+from app.registry.consumer_groups import again_if_deleted
 from app.registry.topics import Topic
 from app.services import Services
 from delivery.offset_by_time import find_offset_by_time
@@ -136,12 +137,16 @@ async def commit_offsets(services: Services, _: Call, group: str, given: Offsets
         client_id = _client_of(services, group, given.member_id)
         await services.members.offsets.commit(group, given.member_id, generation, wanted)
         return reply(200, GroupOffsetList(items=await _view(services, group, wanted, client_id)))
-    # Only now, so that a refused request leaves no group behind.
-    await services.consumer_groups.create(group)
-    await services.delivery.open_group(group)
-    await services.members.offsets.unowned(
-        group, lambda: services.delivery.set_positions(group, wanted)
-    )
+
+    async def commit() -> None:
+        # Only now, so that a refused request leaves no group behind.
+        await services.consumer_groups.create(group)
+        await services.delivery.open_group(group)
+        await services.members.offsets.unowned(
+            group, lambda: services.delivery.set_positions(group, wanted)
+        )
+
+    await again_if_deleted(commit)
     return reply(200, GroupOffsetList(items=await _view(services, group, wanted)))
 
 

@@ -29,7 +29,7 @@ from app.members.schemas import (
 from app.messages.payload import check_text
 from app.operations import WRITING, operation
 from app.problems import Refusal, invalid_field, refusal_of_field
-from app.registry.consumer_groups import ConsumerGroup
+from app.registry.consumer_groups import ConsumerGroup, again_if_deleted
 from app.registry.topics import Topic
 from app.services import Services
 from app.topics.schemas import PageQuery
@@ -67,7 +67,8 @@ async def join(services: Services, _: Call, name: str, given: JoinInput) -> Repl
     """
     services.consumer_groups.check_name(name)
     _check_topics(services, given)
-    async with services.topics.using({one.topic for one in given.topics}):
+
+    async def enter() -> tuple[delivery.JoinRequest, delivery.Membership]:
         known = services.consumer_groups.find(name)
         request = _request(services, given, GroupRules() if known is None else known.rules)
         # Before the group is created or changed: a join that is refused leaves nothing behind.
@@ -80,7 +81,10 @@ async def join(services: Services, _: Call, name: str, given: JoinInput) -> Repl
             lambda group: _rules(services, given, group),
             begin=lambda rules: services.delivery.begin(name, rules),
         )
-        found = await services.members.join(name, request)
+        return request, await services.members.join(name, request)
+
+    async with services.topics.using({one.topic for one in given.topics}):
+        request, found = await again_if_deleted(enter)
     services.members.share_soon()  # where topics of other members were added
     client_id = given.client_id if given.broadcast else None
     return reply(

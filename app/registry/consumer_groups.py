@@ -8,8 +8,9 @@ that was interrupted is finished before a group of the name is made again.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -29,6 +30,8 @@ from storage.errors import GroupActive, UnknownGroup
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 
 class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group that exists. `webhook`: that its messages are pushed to."""
@@ -38,6 +41,15 @@ class ConsumerGroup(msgspec.Struct, frozen=True, kw_only=True):
     webhook: Webhook[PushSettings] | None = None
     created_at_ms: int
     revision: int = 1
+
+
+async def again_if_deleted(change: Callable[[], Awaitable[T]]) -> T:
+    """Make a change that creates its group if necessary: once more where the group is deleted in
+    the middle of it, so that it comes after the deletion.
+    """
+    while True:
+        with suppress(UnknownGroup):
+            return await change()
 
 
 async def _nothing(_: str) -> None:

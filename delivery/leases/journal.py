@@ -12,13 +12,13 @@ import msgspec
 from delivery.leases import replay
 from delivery.leases.clock_reading import ClockReading
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, event_message, event_row, read_event
-from delivery.leases.group import LeaseTable
+from delivery.leases.group import GroupLeases, LeaseTable
 from delivery.leases.group_calls import GroupCalls
 from delivery.leases.snapshot import TableDump, dump_table, load_table
 from storage.callbacks import answer
 from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
-from storage.errors import MessagingError
+from storage.errors import MessagingError, UnknownGroup
 from storage.keyed_locks import ShieldedTasks
 from storage.message import Appended, Durability, Message, Placed
 from storage.store import MessageStore
@@ -31,7 +31,11 @@ _dump_decoder = msgspec.msgpack.Decoder(TableDump)
 class LeaseJournal:
     """Records the changes of the table of leases that must survive a restart. Event loop only."""
 
-    def __init__(self, store: MessageStore, clock: Clock) -> None:
+    def __init__(
+        self, store: MessageStore, clock: Clock, *, has_group: Callable[[str], bool]
+    ) -> None:
+        """`has_group`: whether the group exists; not from the begin of its deletion on."""
+        self._has_group = has_group
         self.store = store
         self.clock = clock
         self.table = LeaseTable()
@@ -41,6 +45,22 @@ class LeaseJournal:
 
     def now(self) -> ClockReading:
         return ClockReading(self.clock.wall_ms(), self.clock.monotonic_ms())
+
+    def check_exists(self, group: str) -> None:
+        """Raise UnknownGroup if the group was deleted, or is being deleted.
+
+        Before a change of a group that has waited, in the turn of the loop in which it is appended
+        or with the group's turn to claim: the end of a group is behind it in the log then, and
+        leaves nothing of it.
+        """
+        if not self._has_group(group):
+            raise UnknownGroup(f"group {group} does not exist")
+
+    def check_current(self, leases: GroupLeases) -> None:
+        """As `check_exists`, also if another group of the name was made since."""
+        self.check_exists(leases.group)
+        if self.table.find(leases.group) is not leases:
+            raise UnknownGroup(f"group {leases.group} was deleted meanwhile")
 
     async def append(
         self,

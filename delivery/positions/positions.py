@@ -95,9 +95,10 @@ class Positions:
 
     async def set(self, group: str, positions: Mapping[QueueId, int]) -> None:
         """Continue at these offsets; leases in these queues end. Durable on return. Raises
-        LimitReached.
+        LimitReached, UnknownGroup.
         """
         async with self._receiver.claim_lock(group):
+            self._journal.check_exists(group)
             await self._check_limits(group, positions, pointer="/offsets")
             leases = self._journal.table.group(group)
             leased, free = [], []
@@ -152,9 +153,10 @@ class Positions:
 
     async def reset(self, group: str, positions: Mapping[QueueId, int]) -> list[Move]:
         """Continue at these offsets. The leases and the waiting retries of these queues end.
-        Durable on return. Raises LimitReached.
+        Durable on return. Raises LimitReached, UnknownGroup.
         """
         async with self._receiver.claim_lock(group):
+            self._journal.check_exists(group)
             await self._check_limits(group, positions, pointer="/topic")
             leases = self._journal.table.group(group)
             begun = await self._retries_of(leases, positions)
@@ -173,20 +175,29 @@ class Positions:
         """Forget the group's positions, leases and retries, so that a new group of the same name
         has none.
         """
-        ends = []
-        for queue in (retry_message.retry_queue(group), retry_message.dead_letter_queue(group)):
-            try:
-                ends.append((await self._store.offsets(queue)).end)
-            except UnknownTopic:
-                ends.append(0)
+        dead_letters = retry_message.dead_letter_queue(group)
         async with self._receiver.claim_lock(group):
             generation = self._journal.table.group(group).retries.generation + 1
-            event = Deleted(
-                group=group, generation=generation, retry_end=ends[0], dead_letter_end=ends[1]
-            )
-            await self._journal.append([], [event], Durability.SYNCED)
+            retry_end = await self._end_of(retry_message.retry_queue(group))
+            noted = -1
+            # Again where the append of a dead letter had begun before: it is one of this group too.
+            while (dead_letter_end := await self._end_of(dead_letters)) != noted:
+                event = Deleted(
+                    group=group,
+                    generation=generation,
+                    retry_end=retry_end,
+                    dead_letter_end=dead_letter_end,
+                )
+                await self._journal.append([], [event], Durability.SYNCED)
+                noted = dead_letter_end
             await self._store.forget_offsets(group)
         self._waiters.wake_all(group)
+
+    async def _end_of(self, queue: QueueId) -> int:
+        try:
+            return (await self._store.offsets(queue)).end
+        except UnknownTopic:
+            return 0
 
     async def end_topic(self, group: str, topic: str, dead_letters: Sequence[int]) -> None:
         """Forget the group's position in a deleted topic, and end its leases, retries and these

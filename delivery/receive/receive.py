@@ -111,13 +111,13 @@ class Receiver:
     async def receive(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
         """Lease the messages that are there now, if any.
 
-        Raises GroupActive, and what `append` and `read` raise.
+        Raises GroupActive, UnknownGroup, and what `append` and `read` raise.
         """
         leases = self._journal.table.group(group)
         if leases.has_due(self._clock.monotonic_ms()):
             await self._ends.end_due(leases, rules)
         if request.attempt_id is None:
-            return await self._grant(group, rules, request)
+            return await self._grant(leases, rules, request)
         return await self._receive_once(leases, rules, request, request.attempt_id)
 
     async def again(self, group: str, attempt_id: str) -> list[LeasedMessage]:
@@ -139,7 +139,7 @@ class Receiver:
             await granting.wait()
         granting = self._granting[name] = asyncio.Event()
         try:
-            found = await self._grant(leases.group, rules, request)
+            found = await self._grant(leases, rules, request)
         finally:
             del self._granting[name]
             granting.set()
@@ -151,8 +151,9 @@ class Receiver:
         self, group: str, rules: GroupRules, request: Request, call: Callable[[], None]
     ) -> None:
         """Call `call` once when it may be worth receiving again, which may be before this
-        returns.
+        returns. Raises UnknownGroup.
         """
+        self._journal.check_exists(group)
         leases = self._journal.table.group(group)
         queues: list[tuple[QueueId, int]] = []
         for queue in await self._queues.of(leases, rules):
@@ -163,6 +164,7 @@ class Receiver:
                 call()
                 return
             queues.append((queue.queue, end))
+        self._journal.check_current(leases)
         self._waiters.add(group, queues, call, attempt_id=request.attempt_id)
 
     def end_wait(self, group: str, call: Callable[[], None]) -> None:
@@ -183,12 +185,16 @@ class Receiver:
     # ----------------------------------------------------------------------------------------------
     # granting
 
-    async def _grant(self, group: str, rules: GroupRules, request: Request) -> list[LeasedMessage]:
+    async def _grant(
+        self, leases: GroupLeases, rules: GroupRules, request: Request
+    ) -> list[LeasedMessage]:
+        group = leases.group
         with ExitStack() as claims:  # the claim outlasts the lock
             async with self.claim_lock(group):
+                self._journal.check_current(leases)
                 if self._has_members(group):
                     raise GroupActive(f"members share the queues of group {group}")
-                claim = claims.enter_context(self._claim(group, request))
+                claim = claims.enter_context(self._claim(leases, request))
                 await self._selector.select(claim, rules)
                 if request.room is not None:
                     await request.room.fit([one.found for one in claim.messages])
@@ -206,18 +212,18 @@ class Receiver:
             self._waiters.wake(group)  # there may be more
         return self._leased(claim.messages, claim.lease, claim.until_ms)
 
-    def _claim(self, group: str, request: Request) -> Claim:
+    def _claim(self, leases: GroupLeases, request: Request) -> Claim:
         max_bytes = request.max_bytes
         if request.room is not None:
             max_bytes = request.room.reserve(max_bytes)
         return Claim(
-            self._journal.table.group(group),
+            leases,
             self._journal.now(),
             lease=self._randomness.getrandbits(63) or 1,
             lease_ms=request.lease_ms,
             max_messages=request.max_messages,
             max_bytes=max_bytes,
-            undone=lambda: self._waiters.wake(group),
+            undone=lambda: self._waiters.wake(leases.group),
         )
 
     def _leased(

@@ -106,6 +106,7 @@ class Mover:
 
         async def append(piece: _Piece) -> None:
             try:
+                self._journal.check_current(leases)
                 if stays(piece[0][0]):
                     messages, events = self._returned(leases.group, piece)
                 else:

@@ -56,7 +56,7 @@ async def answered(world: World, begin: Callable[[Callable], None], *, is_slow: 
 @pytest.mark.parametrize("is_slow", [False, True])
 @with_world()
 async def test_a_change_of_leases_whose_answer_fails_is_over(world, is_slow):
-    journal = LeaseJournal(await opened(world), world.clock)
+    journal = LeaseJournal(await opened(world), world.clock, has_group=lambda _: True)
     await journal.start()
     event = Acked(group="billing", runs=[])
 

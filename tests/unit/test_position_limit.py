@@ -99,6 +99,8 @@ def test_a_group_may_read_other_topics_instead_while_it_has_no_position():
 def test_all_groups_together_have_a_limited_number_of_positions_and_a_deletion_makes_room():
     async def life(groups: Groups) -> None:
         delivery = groups.delivery
+        await groups.subscribe("first")
+        await groups.subscribe("third")
         await delivery.set_positions("first", positions("a", 2))
         await groups.subscribe("second", "a")
         with refused("/group"):
