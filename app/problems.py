@@ -5,6 +5,7 @@ as a page; `CODES` says which code each error of `storage/errors.py` becomes. A 
 tree and fails on a class without a row.
 """
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,6 +21,8 @@ from storage.errors import MessagingError
 
 MEDIA_TYPE = "application/problem+json"
 _SHOWN = 200  # characters of a value in a field error
+_UNPROCESSABLE = 422
+_WORD = re.compile(r"\w+")
 
 
 class Kind(NamedTuple):
@@ -312,6 +315,17 @@ def _context_of(error: MessagingError) -> Mapping[str, str]:
     return {}
 
 
+def _naming_field(refusal: Refusal) -> str:
+    """The detail; of a refusal for one field of the request it names that field."""
+    if refusal.kind.status != _UNPROCESSABLE or len(refusal.errors) != 1:
+        return refusal.detail
+    pointer = refusal.errors[0].pointer
+    names = [part for part in pointer.split("/") if part and not part.isdecimal()]
+    if not names or {*_WORD.findall(names[-1])} <= {*_WORD.findall(refusal.detail)}:
+        return refusal.detail
+    return f"{pointer}: {refusal.detail}"
+
+
 def document(
     error: MessagingError, *, instance: str | UnsetType = UNSET, request_id: str | UnsetType = UNSET
 ) -> Problem:
@@ -321,7 +335,7 @@ def document(
         title=refusal.kind.title,
         status=refusal.kind.status,
         code=refusal.code,
-        detail=refusal.detail,
+        detail=_naming_field(refusal),
         retryable=refusal.kind.retryable,
         retry_after_ms=refusal.retry_after_ms,
         instance=instance,

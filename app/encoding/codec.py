@@ -48,6 +48,12 @@ _LONG_NUMBER = b"0" * 309  # digits of the largest double
 _LITERALS = (b"true", b"false")
 _COMMAS = bytes.maketrans(b'[]{}:"', b",,,,,,")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: a long string needs no memory
+# an escape in a string; the group is half of a surrogate pair, without the other half
+_ESCAPE = re.compile(
+    rb"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
 _STEPS = np.zeros(256, np.int8)  # one level deeper, one up
 _STEPS[list(b"[{")] = 1
 _STEPS[list(b"]}")] = -1
@@ -81,7 +87,7 @@ def decode(decoder: msgspec.json.Decoder[T], raw: bytes, *, max_values: int = MA
     except msgspec.ValidationError as error:
         sentence = str(error)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal("malformed_request", f"the body is not JSON: {error}") from None
+        raise _unreadable(raw, error) from None
     except RecursionError:
         raise too_deep() from None
     # What is no JSON is reported first, wherever in the body it is.
@@ -252,9 +258,31 @@ def _parsed(parse: Callable[[bytes], T], raw: bytes) -> T:
     except msgspec.ValidationError:
         raise _too_large_number() from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Refusal("malformed_request", f"the body is not JSON: {error}") from None
+        raise _unreadable(raw, error) from None
     except RecursionError:
         raise too_deep() from None
+
+
+def _unreadable(raw: bytes, error: Exception) -> Refusal:
+    """The refusal of a body that is no JSON, or JSON with strings that are no text."""
+    half = next((found[1] for found in _ESCAPE.finditer(raw) if found[1]), None)
+    if half is not None and _is_json(_ESCAPE.sub(_made_whole, raw)):
+        detail = f"the body is JSON, but no Unicode text: half of a surrogate pair, {half.decode()}"
+    else:
+        detail = f"the body is not JSON: {error}"
+    return Refusal("malformed_request", detail)
+
+
+def _made_whole(escape: re.Match[bytes]) -> bytes:
+    return rb"\uFFFD" if escape[1] else escape[0]
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        _formatted(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def _check_numbers(text: bytes) -> None:

@@ -517,7 +517,7 @@ def test_a_number_in_a_path_is_refused_in_our_words(api, topic):
     for number in ("x", "-1", "1.0", "9" * 20):
         answer = api.get(f"/v1/topics/{topic}/queues/{number}/messages")
         problem = assert_problem(answer, 422, "validation_failed", "/path/queue_id")
-        assert problem["detail"] == "must be a number from 0", number
+        assert problem["detail"] == "/path/queue_id: must be a number from 0", number
 
 
 def test_an_error_of_a_name_in_a_path_points_to_the_path(api):

@@ -313,3 +313,44 @@ def test_an_error_of_type_speaks_of_json_and_names_the_value(body, pointer, deta
 
     (error,) = refused.value.errors
     assert (error.pointer, error.code, error.detail) == (pointer, "wrong_type", detail)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        rb'"\ud800"',
+        rb'{"a": ["\\", "\ud800x"]}',
+        rb'["\udC00\uD800"]',
+        rb'"\ud83d\ude00 \ud83d"',
+        rb'{"\udfff": 1}',
+    ],
+)
+def test_json_with_half_of_a_surrogate_pair_is_said_to_be_no_text_and_not_to_be_no_json(raw):
+    json.loads(raw)
+    for read in (
+        lambda: codec.compact(raw, depth=DEPTH),
+        lambda: codec.read_json(raw),
+        lambda: codec.decode(msgspec.json.Decoder(dict[str, str]), raw),
+    ):
+        with pytest.raises(Refusal) as refused:
+            read()
+        assert refused.value.code == "malformed_request"
+        assert refused.value.detail.startswith("the body is JSON, but no Unicode text: ")
+        assert refused.value.detail[-6:].lower().startswith(r"\ud")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        rb'"\ud800',
+        rb'"\ud8"',
+        rb'["\ud800",]',
+        rb'"\ud83d\ude00',
+        rb'["\\ud800"',
+        '"\ud800"'.encode("utf-8", "surrogatepass"),
+    ],
+)
+def test_what_is_no_json_beside_half_of_a_surrogate_pair_is_said_to_be_no_json(raw):
+    with pytest.raises(Refusal) as refused:
+        codec.compact(raw, depth=DEPTH)
+    assert refused.value.detail.startswith("the body is not JSON: ")

@@ -4,11 +4,12 @@ from errno import EIO
 from pathlib import PurePath
 
 import msgspec
+import pytest
 from msgspec import UNSET
 
 from app.answering import refusal_of
-from app.problems import Refusal, document
-from storage.errors import Backpressure, UnknownTopic
+from app.problems import FieldError, Refusal, document, invalid_field, refusal_of_field
+from storage.errors import Backpressure, InvalidRequest, UnknownTopic
 from storage.files.unreadable import UnreadableLog
 
 
@@ -32,3 +33,32 @@ def test_only_what_the_disk_does_not_give_back_is_to_be_asked_for_again():
 
     assert refusal_of(unreadable, **given).code == "overloaded"
     assert refusal_of(failure, **given).code == "internal_error"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "detail"),
+    [
+        (
+            invalid_field("/entries/3/reason", "invalid_format", "must have no control characters"),
+            "/entries/3/reason: must have no control characters",
+        ),
+        (invalid_field("/queues", "missing", "queues are needed"), "queues are needed"),
+        (invalid_field("/at", "missing", "that is needed"), "/at: that is needed"),
+        (invalid_field("", "schema", "is no JSON"), "is no JSON"),
+        (
+            refusal_of_field(UnknownTopic("there is no such"), "/topics/0/topic"),
+            "there is no such",  # 404
+        ),
+        (InvalidRequest("must be shorter", pointer="/group"), "/group: must be shorter"),
+        (
+            Refusal(
+                "validation_failed",
+                "two are wrong",
+                errors=[FieldError("/a", "missing", "a"), FieldError("/b", "missing", "b")],
+            ),
+            "two are wrong",
+        ),
+    ],
+)
+def test_the_detail_of_a_refusal_for_one_field_names_the_field(refusal, detail):
+    assert document(refusal).detail == detail
