@@ -12,6 +12,7 @@ from storage.local.index.key_index_file import IndexFile
 from storage.local.lanes.runner import InLane, Lane
 from storage.local.queues.consume_queue import ConsumeQueue
 from storage.local.store_files import StoreFiles
+from storage.message import QueueId
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Leftovers:
 
     @property
     def topics(self) -> Collection[str]:
-        """The deleted topics that may still have files."""
+        """The topics that were deleted, and may still have files of then."""
         return self._topics
 
     def add_before_first(self, queue: ConsumeQueue) -> None:
@@ -41,7 +42,7 @@ class Leftovers:
         self._before[queue] = self._deriver.thorough_begun
 
     def add_topic(self, topic: str) -> None:
-        """Leave over all of a deleted topic."""
+        """Leave over what a deleted topic has, but for what one of its name goes on in."""
         self._topics[topic] = self._deriver.thorough_begun
 
     def add_index_files(self, files: Iterable[IndexFile]) -> None:
@@ -51,16 +52,25 @@ class Leftovers:
         """Remove the files that no snapshot names; where that fails, a later call tries again."""
         before, topics = self._take(self._before), self._take(self._topics)
         index_files = self._take(self._index_files)
+        for topic in list(topics):
+            if self._queues.is_closing(topic):  # it may stay after all
+                self._topics[topic] = topics.pop(topic)
         if not (before or topics or index_files):
             return
         queues = [queue for queue in before if self._queues.find(queue.id) is queue]
-        # One that was created again since then goes on in the files that it has: its entries lie
-        # behind those of before.
-        deleted = [topic for topic in topics if not self._queues.count(topic)]
+        # One that was created again since then goes on in the files that it has: its entries are
+        # behind those of before. Of queues that it has not any more nothing stays; one that it gets
+        # again makes its files behind this, in the same lane.
+        counts = {topic: self._queues.count(topic) for topic in topics}
+        queues += [
+            self._queues[QueueId(topic, number)]
+            for topic, count in counts.items()
+            for number in range(count)
+        ]
 
         def remove() -> None:
-            for topic in deleted:
-                self._queue_files.remove(topic)
+            for topic, count in counts.items():
+                self._queue_files.remove(topic, kept=count)
             for queue in queues:
                 self._queue_files.drop_before(queue.id, queue.first)
             self._key_index.remove(list(index_files))

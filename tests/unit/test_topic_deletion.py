@@ -15,11 +15,14 @@ from storage.errors import Backpressure, UnknownTopic
 from storage.files.faulty import FaultyVfs
 from storage.files.simulated import SimulatedDisk
 from storage.formats.names import file_name
+from storage.formats.queue_entry import ENTRY_BYTES
 from storage.local.lanes.runner import Lane
 from storage.local.local_store import LocalMessageStore
 from storage.local.mending import Mending
 from storage.local.options import LocalStoreOptions
+from storage.local.verify.verification import StoreVerification
 from storage.message import QueueId
+from storage.store_status import Finding
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -300,6 +303,170 @@ def test_a_deletion_whose_last_step_fails_is_reported_and_has_happened():
 
     with World(SimulatedDisk(), 1) as world:
         world.call(life(world))
+
+
+SURPLUS = [QueueId("gone", number) for number in range(3)]
+
+
+async def make_again_with_one_queue(world: World, answered: list[str]) -> LocalMessageStore:
+    """A topic of three queues; the log has nothing of the two that it has not any more."""
+    store = await open_store(world)
+    await store.create_topic("gone", queue_count=3)
+    await store.append([message(b"old", queue=queue) for queue in SURPLUS] * 25)
+    await asyncio.sleep(1)
+    await store.delete_topic("gone")
+    await store.create_topic("gone", queue_count=1)
+    await store.append([message(b"new", queue=SURPLUS[0])])
+    for _ in range(30):
+        await store.append([message(b"x" * 2_000, queue=KEPT)])
+    await asyncio.sleep(61)
+    answered.append("made again")
+    assert await store.expire(world.clock.wall_ms(), nothing)
+    await asyncio.sleep(1)
+    await store.expire(world.clock.wall_ms(), nothing)
+    return store
+
+
+def findings(disk: SimulatedDisk) -> list[Finding]:
+    verification = StoreVerification(disk, ROOT, is_running=False)
+    return [finding for step in verification.steps() for finding in step.findings]
+
+
+async def grow_again(world: World) -> None:
+    """Each queue goes on where the one of before has ended."""
+    store = await open_store(world)
+    await store.create_topic("gone", queue_count=1)
+    for life in range(2):
+        await store.create_topic("gone", queue_count=3)
+        for queue in SURPLUS[1:]:
+            (appended,) = await store.append([message(b"newer", queue=queue)])
+            assert appended.queue_offset == 25 + life
+        await asyncio.sleep(1)
+        await store.aclose()
+        assert findings(world.disk) == []
+        store = await open_store(world)
+    for queue in SURPLUS[1:]:
+        read = await store.read(queue, 25, max_messages=9, max_bytes=99)
+        assert [one.body for one in read] == [b"newer"] * 2
+    await store.aclose()
+
+
+@pytest.mark.parametrize("is_started_before", [False, True])
+def test_the_files_of_queues_that_a_topic_has_not_any_more_go(is_started_before):
+    async def first_life(world: World) -> None:
+        store = await make_again_with_one_queue(world, [])
+        if is_started_before:
+            await store.aclose()
+            store = await open_store(world)
+            await asyncio.sleep(1)
+            await store.append([message(queue=KEPT)])
+            await asyncio.sleep(1)
+            await store.expire(world.clock.wall_ms(), nothing)
+
+        assert world.disk.list_directory(QUEUES / "gone") == ["0"]
+        assert world.disk.list_directory(QUEUES / "gone" / "0") == [file_name(20 * ENTRY_BYTES)]
+        await store.aclose()
+        assert findings(world.disk) == []
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(first_life(world))
+        world.call(grow_again(world))
+
+
+def test_what_another_program_has_beside_the_queues_that_a_topic_has_not_any_more_stays():
+    async def life(world: World) -> None:
+        store = await open_store(world)
+        await store.append([message(queue=KEPT)])
+        await store.aclose()
+        for path in (QUEUES / "gone" / "1" / "own" / "file", QUEUES / "gone" / "own" / "file"):
+            world.disk.make_directory(path.parent)
+            world.disk.open(path, create=True).close()
+        store = await make_again_with_one_queue(world, [])
+        await store.aclose()
+
+        assert sorted(world.disk.list_directory(QUEUES / "gone")) == ["0", "1", "own"]
+        assert world.disk.list_directory(QUEUES / "gone" / "1") == ["own"]
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
+def test_a_queue_that_a_topic_gets_again_while_its_files_of_before_are_removed_loses_nothing():
+    async def life(world: World) -> None:
+        store = await open_store(world)
+        await store.create_topic("gone", queue_count=3)
+        await store.append([message(b"old", queue=queue) for queue in SURPLUS] * 25)
+        await asyncio.sleep(1)
+        await store.delete_topic("gone")
+        await store.create_topic("gone", queue_count=1)
+        await store.append([message(queue=KEPT)])
+        await asyncio.sleep(1)
+
+        world.runner.hold_up(Lane.DERIVE, seconds=1)
+        removing = asyncio.ensure_future(store.expire(world.clock.wall_ms(), nothing))
+        await asyncio.sleep(0.5)
+        await store.create_topic("gone", queue_count=3)
+        await store.append([message(b"new", queue=queue) for queue in SURPLUS])
+        await removing
+        await asyncio.sleep(1)
+
+        for queue in SURPLUS:
+            (one,) = await store.read(queue, 25, max_messages=9, max_bytes=99)
+            assert one.body == b"new"
+        await store.aclose()
+        assert findings(world.disk) == []
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
+def test_a_topic_that_is_just_deleted_once_more_keeps_its_files_until_that_is_written():
+    async def life(world: World) -> None:
+        store = await open_store(world)
+        await fill(store)
+        await store.delete_topic("gone")
+        await fill(store)
+        await asyncio.sleep(1)
+        folder = QUEUES / "gone" / "1"
+        assert world.disk.list_directory(folder)
+
+        store._queues.close("gone")
+        await store.expire(world.clock.wall_ms(), nothing)
+        store._queues.reopen("gone")  # as where it cannot be written
+
+        assert world.disk.list_directory(folder)
+        await store.create_topic("gone", queue_count=2)
+        read = await store.read(GONE, 3, max_messages=9, max_bytes=99)
+        assert [one.body for one in read] == [b"old"] * 3
+        await store.delete_topic("gone")
+        await asyncio.sleep(1)
+        await store.expire(world.clock.wall_ms(), nothing)
+        assert not world.disk.exists(QUEUES / "gone")
+
+    with World(SimulatedDisk(), 1) as world:
+        world.call(life(world))
+
+
+def operations_of_removal() -> range:
+    with World(SimulatedDisk(), 1) as world:
+        world.call(make_again_with_one_queue(world, []))
+        last = world.disk.operations
+    return range(last - 80, last)
+
+
+@pytest.mark.parametrize("power_goes", [False, True])
+def test_a_removal_of_queues_that_a_topic_has_not_any_more_may_be_cut_off_anywhere(power_goes):
+    cuts = 0
+    for cut_after in operations_of_removal():
+        disk, answered = SimulatedDisk(), list[str]()
+        disk.cut_after = cut_after
+        with World(disk, 1) as world:
+            world.run(make_again_with_one_queue(world, answered))
+        disk = disk.after_power_cut(Random(cut_after)) if power_goes else disk.after_kill()
+        cuts += 0 < len(disk.list_directory(QUEUES / "gone")) < 3
+        with World(disk, 2, wall_ms=world.clock.wall_ms()) as world:
+            world.call(grow_again(world))
+    assert cuts
 
 
 async def delete_after_a_snapshot(world: World, answered: list[str]) -> None:

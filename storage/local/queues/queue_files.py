@@ -227,18 +227,23 @@ class QueueFiles:
         if going:
             self._vfs.sync_directory(folder)
 
-    def remove(self, topic: str) -> None:
+    def remove(self, topic: str, *, kept: int = 0) -> None:
         """Remove the folder of a deleted topic, but for what other programs have there. Derive lane
         only.
+
+        `kept`: of so many queues, which the topic has again, the files stay.
         """
         of_topic = self._directory / topic
         if not self._vfs.exists(of_topic):
             return
         for number in self._vfs.list_directory(of_topic):
+            if kept and not (number.isascii() and number.isdigit() and int(number) >= kept):
+                continue
             folder = of_topic / number
             for name in self._names(folder):
-                self._forget(folder / name)
-                self._vfs.remove(folder / name)
+                if names.base_offset(name) is not None:
+                    self._forget(folder / name)
+                    self._vfs.remove(folder / name)
             self._remove_folder(folder)
         self._remove_folder(of_topic)
         self._vfs.sync_directory(self._directory)
