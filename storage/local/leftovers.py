@@ -29,7 +29,8 @@ class Leftovers:
         # Each with the number of the last thorough round that had begun then. What is left of a
         # crash in the middle, or of another process, is looked for once.
         self._before: dict[ConsumeQueue, int] = {queue: 0 for queue in self._queues if queue.first}
-        self._topics: dict[str, int] = {queue.id.topic: 0 for queue in self._queues.deleted}
+        deleted = (queue.id.topic for queue in self._queues.deleted)
+        self._topics = dict.fromkeys((*deleted, *files.recovered.unknown_topics), 0)
         self._index_files: dict[IndexFile, int] = {}
 
     @property

@@ -27,7 +27,7 @@ from storage.local.leftovers import Leftovers
 from storage.local.log.log_tail import LogTail
 from storage.local.options import LocalStoreOptions
 from storage.local.queues import group_offsets, queue_ends
-from storage.local.queues.consume_queue import UNKNOWN, ConsumeQueue, DeletedQueue
+from storage.local.queues.consume_queue import ConsumeQueue, DeletedQueue
 from storage.local.retention_plan import (
     OnFull,
     UsedSample,
@@ -381,7 +381,7 @@ class Retention:
             # One whose topic was created meanwhile is no longer there, or was deleted again.
             remembered = set(self._queues.deleted)
             for queue in remembered.intersection(again):
-                self._queues.note_deleted(queue.id, queue.end, placed.log_offsets[0])
+                self._queues.note_deleted(queue._replace(stated_at=placed.log_offsets[0]))
             for queue in remembered.intersection(forgotten):
                 self._queues.forget_deleted(queue.id)
 
@@ -392,8 +392,9 @@ class Retention:
         """The queues of deleted topics whose ends nothing behind the border states: those to state
         again, and those to forget.
 
-        Forgotten are, from the first deletion on, those that are too many; none of a topic that
-        still has files or is known again with fewer queues. Nothing of theirs is left in the log.
+        Forgotten are, from the first deletion on, those that are too many, if the log has nothing
+        of theirs already, however this round ends; none of a topic that still has files or is known
+        again with fewer queues.
         """
         going = [queue for queue in self._queues.deleted if queue.stated_at < border]
         surplus = self._queues.deleted_count - _REMEMBERED_QUEUES
@@ -401,7 +402,7 @@ class Retention:
         forgotten: list[DeletedQueue] = []
         for queue in going:
             topic = queue.id.topic
-            is_free = queue.stated_at != UNKNOWN and not (
+            is_free = queue.deleted_at < self._segments.first_offset and not (
                 self._queues.count(topic)
                 or self._queues.is_closing(topic)
                 or topic in self._leftovers.topics

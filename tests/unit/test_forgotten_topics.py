@@ -12,10 +12,12 @@ import pytest
 
 from storage.errors import UnknownTopic
 from storage.files.simulated import SimulatedDisk
+from storage.formats.names import file_name
 from storage.local import retention
 from storage.local.local_store import LocalMessageStore
 from storage.local.queues import queue_ends
 from storage.local.recovery.queues_snapshot import QueuesSnapshot
+from storage.local.repair.repair import Repair
 from storage.message import QueueId
 from tests.support.builders import message
 from tests.support.lives import in_world, run_lives
@@ -68,7 +70,7 @@ def lose_snapshots(disk: SimulatedDisk) -> None:
             disk.remove(ROOT / folder / name)
 
 
-async def said(store: LocalMessageStore, tag: str) -> list[str]:
+async def stated(store: LocalMessageStore, tag: str) -> list[str]:
     """The topics of the messages with this tag that the log still has."""
     first = store.bounds(queue_ends.QUEUE).first
     found = await store.read(queue_ends.QUEUE, first, **EVERYTHING)
@@ -84,6 +86,9 @@ def test_the_topics_that_were_deleted_first_are_forgotten_once_the_log_has_nothi
     async def life(world: World) -> None:
         store = await open_store(world)
         await delete_with_messages(store, *NAMES)
+        assert store.deleted_queues() == 4
+        await expire_all(world, store)
+        assert sorted(await stated(store, queue_ends.DELETED_ENDS)) == [*NAMES]
         assert store.deleted_queues() == 4
         await expire_all(world, store)
         assert store.deleted_queues() == 2
@@ -103,7 +108,7 @@ def test_however_many_they_are_they_are_remembered_while_the_log_has_their_messa
         await delete_with_messages(store, *NAMES)
         assert await store.expire(world.clock.wall_ms(), nothing, at_any_hour=True)
         assert store.deleted_queues() == 4
-        assert await said(store, queue_ends.DELETED_ENDS) == []
+        assert await stated(store, queue_ends.DELETED_ENDS) == []
 
     in_world(life)
 
@@ -114,8 +119,9 @@ def test_a_forgotten_topic_that_is_created_again_begins_at_0_after_every_kind_of
         store = await open_store(world)
         await delete_with_messages(store, *NAMES)
         await expire_all(world, store)
+        await expire_all(world, store)
         await store.create_topic("a", queue_count=1)
-        await store.append([message(b"new", queue=QueueId("a", 0))])
+        await store.append([message(b"new", queue=QueueId("a", 0), key="k")])
 
     async def look(world: World) -> None:
         store = await open_store(world)
@@ -124,7 +130,9 @@ def test_a_forgotten_topic_that_is_created_again_begins_at_0_after_every_kind_of
         assert await store.offsets(QueueId("a", 0)) == (0, 1)
         assert await store.offsets(QueueId("b", 0)) == (0, 0)
         assert store.deleted_queues() == 2
-        assert [one.body for one in await store.read(QueueId("a", 0), 0, **EVERYTHING)] == [b"new"]
+        new = await store.read(QueueId("a", 0), 0, **EVERYTHING)
+        assert [one.body for one in new] == [b"new"]
+        assert await store.find_messages("k", topics=[*NAMES], max_messages=9) == new
 
     disk = in_world(forget)
     if are_lost:
@@ -137,6 +145,7 @@ def test_a_topic_that_may_still_have_files_is_remembered():
         store = await open_store(world)
         await delete_with_messages(store, *NAMES)
         store._retention._leftovers._topics = dict.fromkeys(NAMES, 1 << 40)
+        await expire_all(world, store)
         await expire_all(world, store)
         assert store.deleted_queues() == 4
 
@@ -154,7 +163,7 @@ def test_what_a_snapshot_of_an_earlier_version_remembers_is_stated_again_before_
     async def later(world: World) -> None:
         store = await open_store(world)
         await expire_all(world, store)
-        assert sorted(await said(store, queue_ends.DELETED_ENDS)) == [*NAMES]
+        assert sorted(await stated(store, queue_ends.DELETED_ENDS)) == [*NAMES]
         assert store.deleted_queues() == 4
         await expire_all(world, store)
         assert store.deleted_queues() == 2
@@ -165,11 +174,101 @@ def test_what_a_snapshot_of_an_earlier_version_remembers_is_stated_again_before_
             QueuesSnapshot,
             "of",
             lambda *args, **kwargs: msgspec.structs.replace(
-                made(*args, **kwargs), deleted_stated_at=None
+                made(*args, **kwargs), deleted_places=None
             ),
         )
         disk = in_world(earlier)
     in_world(later, disk, seed=2)
+
+
+@pytest.mark.parametrize("are_lost", [False, True])
+def test_until_the_log_has_nothing_of_a_topic_that_is_created_again_it_does_not_begin_at_0(
+    are_lost,
+):
+    """Killed between the record and the drop, a retention round leaves the log as it was."""
+
+    async def forget(world: World) -> None:
+        store = await open_store(world)
+        await delete_with_messages(store, *NAMES)
+        store._retention._record_beginning = stopped
+        with pytest.raises(Stopped):
+            await expire_all(world, store)
+
+    async def look(world: World) -> None:
+        store = await open_store(world)
+        for topic in NAMES:
+            await store.create_topic(topic, queue_count=1)
+            assert await store.offsets(QueueId(topic, 0)) == (3, 3)
+        assert await store.find_messages("k", topics=[*NAMES], max_messages=9) == []
+
+    disk = in_world(forget)
+    if are_lost:
+        lose_snapshots(disk)
+    in_world(look, disk, seed=2)
+
+
+class Stopped(Exception):
+    """The end of a retention round."""
+
+
+async def stopped(first_offset: int) -> None:
+    raise Stopped
+
+
+def test_files_of_queues_of_a_topic_that_is_not_known_go_and_those_of_others_stay():
+    async def first(world: World) -> None:
+        store = await open_store(world)
+        await delete_with_messages(store, "a")
+        await store.append([message(b"kept", queue=KEPT)])
+        await asyncio.sleep(1)
+
+    async def second(world: World) -> None:
+        store = await open_store(world)
+        await store.append([message(b"kept", queue=KEPT)])
+        await asyncio.sleep(1)
+        await store.expire(world.clock.wall_ms(), nothing)
+        folders = set(world.disk.list_directory(ROOT / "consumequeue"))
+        assert folders >= {"kept", "file"}
+        assert not folders & {"a", "stale"}
+
+    disk = in_world(first)
+    queues = ROOT / "consumequeue"
+    of_stale = queues / "stale" / "0"
+    disk.make_directory(of_stale)
+    disk.open(of_stale / file_name(0), create=True).close()
+    disk.open(queues / "file", create=True).close()  # of another program
+    in_world(second, disk, seed=2)
+
+
+def test_a_repair_counts_the_offsets_of_a_forgotten_topic_from_0():
+    places: list[int] = []
+
+    async def forget(world: World) -> None:
+        store = await open_store(world)
+        await delete_with_messages(store, *NAMES)
+        await expire_all(world, store)
+        await expire_all(world, store)
+        await store.create_topic("a", queue_count=1)
+        for _ in range(2):
+            (placed,) = await store.append([message(b"new", queue=QueueId("a", 0))])
+            assert placed.log_offset is not None
+            places.append(placed.log_offset)
+        await store.aclose()
+
+    async def look(world: World) -> None:
+        store = await open_store(world)
+        await store.create_topic("a", queue_count=1)
+        assert (await store.offsets(QueueId("a", 0))).end == 2
+
+    disk = in_world(forget)
+    lose_snapshots(disk)
+    repair = Repair(
+        disk, ROOT, folder="repair-1", now_ms=1_900_000_000_000, segment_bytes=OPTIONS.segment_bytes
+    )
+    done = repair.cut_log_at(places[0])
+    repair.close()
+    assert done.lost_messages == 2
+    in_world(look, disk, seed=2)
 
 
 # -------------------------------------------------------------------------------------------------

@@ -120,16 +120,20 @@ class Unflushed(NamedTuple):
         return self.queue_offset + len(self.entries) // ENTRY_BYTES
 
 
-UNKNOWN = -1  # log offset of a record, in a snapshot of an earlier version
+NOT_IN_LOG = -1  # a log offset
 
 
 class DeletedQueue(NamedTuple):
-    """Queue of a deleted topic. `stated_at`: the log offset of the newest record that states its
-    end, or of one before it; or UNKNOWN.
+    """Queue of a deleted topic.
+
+    `deleted_at`: a log offset behind all of its messages, not behind the records that follow the
+    deletion. `stated_at`: the log offset of the newest record that states its end, or of one before
+    it. NOT_IN_LOG where the log has no such messages, or no such record.
     """
 
     id: QueueId
     end: int
+    deleted_at: int
     stated_at: int
 
 
@@ -252,18 +256,16 @@ class ConsumeQueues:
         self.close(topic)
         for queue in self._closing.pop(topic, []):
             queue.is_deleted = True
-            self.note_deleted(queue.id, queue.next_offset, log_offset)
+            self.note_deleted(DeletedQueue(queue.id, queue.next_offset, log_offset, log_offset))
 
-    def note_deleted(self, queue: QueueId, end: int, log_offset: int) -> None:
-        """The queue of a deleted topic has ended there, or further, by the record at this log
-        offset.
-        """
-        known = self._deleted.get(queue.topic, {}).get(queue.number)
-        noted = DeletedQueue(queue, end, log_offset)
+    def note_deleted(self, noted: DeletedQueue) -> None:
+        """The queue of a deleted topic has ended there, or further."""
+        topic, number = noted.id
+        known = self._deleted.get(topic, {}).get(number)
         if known is not None:
-            noted = DeletedQueue(queue, max(end, known.end), max(log_offset, known.stated_at))
+            noted = DeletedQueue(noted.id, *map(max, noted[1:], known[1:]))
         if noted.end:
-            self._deleted.setdefault(queue.topic, {})[queue.number] = noted
+            self._deleted.setdefault(topic, {})[number] = noted
 
     def forget_deleted(self, queue: QueueId) -> DeletedQueue | None:
         """Forget the end of a queue of a deleted topic; what it was, None where there is none."""

@@ -165,7 +165,7 @@ class QueueFiles:
         """Queues that have files, and of whose messages none is stored at or behind this place in
         the log, each with its end; also those whose files the disk does not give back.
         """
-        for topic in filter(names.is_stored_name, self._names(self._directory)):
+        for topic in self.topics():
             for number in self._names(self._directory / topic):
                 if number.isascii() and number.isdigit():
                     queue = QueueId(topic, int(number))
@@ -176,6 +176,10 @@ class QueueFiles:
                         continue
                     if newest is not None and newest[1].physical_offset < log_begin:
                         yield queue, newest[0] + 1
+
+    def topics(self) -> list[str]:
+        """The topics that have a folder."""
+        return list(filter(names.is_stored_name, self._names(self._directory)))
 
     def _names(self, folder: PurePath) -> list[str]:
         try:
@@ -236,7 +240,7 @@ class QueueFiles:
         of_topic = self._directory / topic
         if not self._vfs.exists(of_topic):
             return
-        for number in self._vfs.list_directory(of_topic):
+        for number in self._names(of_topic):
             if kept and not (number.isascii() and number.isdigit() and int(number) >= kept):
                 continue
             folder = of_topic / number

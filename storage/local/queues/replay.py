@@ -17,7 +17,12 @@ from storage.formats.queue_entry import ENTRY_BYTES
 from storage.formats.record import DamagedRecord
 from storage.formats.scan import Ints, Scan
 from storage.local.queues import queue_ends
-from storage.local.queues.consume_queue import ConsumeQueue, ConsumeQueues
+from storage.local.queues.consume_queue import (
+    NOT_IN_LOG,
+    ConsumeQueue,
+    ConsumeQueues,
+    DeletedQueue,
+)
 from storage.local.queues.queue_files import QueueFiles
 from storage.message import QueueId, TransactionBits
 
@@ -48,7 +53,8 @@ class Replay:
         self._in_memory = 0
         self._fed: dict[ConsumeQueue, None] = {}
         self._deleted: list[tuple[str, list[ConsumeQueue]]] = []
-        self.forgotten: set[QueueId] = set()  # of deleted topics, by what the log says
+        # Of deleted topics, by what the log says. A store that is open has no use for them.
+        self.forgotten: set[QueueId] = set()
         self.record_count = 0
         self.queue_ids: set[QueueId] = set()  # that had records
         self.last_stored_at_ms = 0
@@ -208,11 +214,14 @@ class Replay:
             if tag == queue_ends.ENDS:
                 self._queues.found(queue, end)
             elif tag == queue_ends.FORGOTTEN:
-                self.forgotten.add(queue)
                 self._queues.begin_again(queue)
+                if self._files is not None:
+                    self.forgotten.add(queue)
             # a topic that was created again may have fewer queues
             elif queue.number >= self._queues.count(queue.topic):
-                self._queues.note_deleted(queue, end, record.physical_offset)
+                at = record.physical_offset
+                deleted_at = at if tag == queue_ends.DELETED else NOT_IN_LOG
+                self._queues.note_deleted(DeletedQueue(queue, end, deleted_at, at))
 
     def _note_lost(self, offset: int, raw: bytes) -> None:
         """The messages that a repair took out of the log keep their queue offsets; what is left of

@@ -10,7 +10,7 @@ import msgspec
 from storage.files.unreadable import Unreadable
 from storage.formats.epochs import EpochHistory
 from storage.local.index.key_index import KeyIndex
-from storage.local.queues.consume_queue import UNKNOWN, ConsumeQueues
+from storage.local.queues.consume_queue import NOT_IN_LOG, ConsumeQueues, DeletedQueue
 from storage.local.queues.queue_files import QueueFiles
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import OffsetRange, QueueId
@@ -29,8 +29,8 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
     # while the log begins there, the queues begin as stated, whatever their files say
     log_begin: int | None = None
     deleted: list[tuple[str, int, int]] = []  # topic, number, end; an earlier version deleted none
-    # DeletedQueue.stated_at of each; an earlier version did not keep them
-    deleted_stated_at: list[int] | None = None
+    # of each its deleted_at and stated_at; an earlier version did not keep them
+    deleted_places: list[tuple[int, int]] | None = None
     # (epoch, log offset of its first unit); an earlier version did not write them down
     epochs: list[tuple[int, int]] | None = None
 
@@ -57,7 +57,7 @@ class QueuesSnapshot(msgspec.Struct, frozen=True):
             rows,
             log_begin=log_begin,
             deleted=[(*queue.id, queue.end) for queue in deleted],
-            deleted_stated_at=[queue.stated_at for queue in deleted],
+            deleted_places=[(queue.deleted_at, queue.stated_at) for queue in deleted],
             epochs=begins,
         )
 
@@ -106,9 +106,10 @@ def load_queues(
         kept_bounds[queue] = bounds
     for queue, bounds in kept_bounds.items():
         queues.restore(queue, bounds)
-    stated_at = snapshot.deleted_stated_at or [UNKNOWN] * len(snapshot.deleted)
-    for (topic, number, end), log_offset in zip(snapshot.deleted, stated_at, strict=True):
-        queues.note_deleted(QueueId(topic, number), end, log_offset)
+    unknown = (snapshot.log_offset, NOT_IN_LOG)
+    places = snapshot.deleted_places or [unknown] * len(snapshot.deleted)
+    for (topic, number, end), at in zip(snapshot.deleted, places, strict=True):
+        queues.note_deleted(DeletedQueue(QueueId(topic, number), end, *at))
     return snapshot
 
 

@@ -89,6 +89,7 @@ class Recovered(NamedTuple):
     report: RecoveryReport
     indexed_end: int  # the key index has everything below
     broker_records: dict[str, int]  # of those walked, by their kinds
+    unknown_topics: list[str]  # they have files of queues, and are not known (any more)
 
     @property
     def has_unit_of_epoch(self) -> bool:
@@ -202,6 +203,7 @@ def recover(
         if derived.indexing.stopped_at is None
         else derived.indexing.stopped_at,
         broker_records=broker_census.ordered(replay.broker_records),
+        unknown_topics=[topic for topic in queue_files.topics() if not queues.count(topic)],
     )
 
 

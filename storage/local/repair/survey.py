@@ -15,7 +15,7 @@ from storage.formats import record as records
 from storage.formats.names import LOST_TOPIC, QUEUE_END_TOPIC
 from storage.formats.record import DamagedRecord, Record
 from storage.local.queues import queue_ends
-from storage.message import OffsetRange, QueueId, TransactionBits
+from storage.message import Message, OffsetRange, QueueId, TransactionBits
 
 _WINDOW_BYTES = 4 << 20
 _SEARCH_BYTES = 4 << 20
@@ -243,7 +243,7 @@ class _Walk:
             if stored_at_ms > self.border.stored_at_ms:
                 self.border = self.border._replace(stored_at_ms=stored_at_ms)
             if topic in _NOTES:
-                self._note_noted(topic, records.decode(window, begin - offset).body)
+                self._note_noted(records.to_message(records.decode(window, begin - offset)))
             if sys_flag & records.TRANSACTION_MASK in QUEUED:
                 key, end = (topic, number), queue_offset + inner_batch.width(sys_flag, own)
                 if counted is not None:
@@ -251,15 +251,20 @@ class _Walk:
                 else:
                     self._see_after(key, queue_offset, end)
 
-    def _note_noted(self, topic: bytes, body: bytes) -> None:
+    def _note_noted(self, note: Message) -> None:
+        is_of_ends = note.queue.topic == QUEUE_END_TOPIC
         rows = (
-            lost_note.read(body)
-            if topic == _NOTES[0]
-            else [(queue, (end, end)) for queue, end in queue_ends.read_ends(body)]
+            [(queue, (end, end)) for queue, end in queue_ends.read_ends(note.body)]
+            if is_of_ends
+            else lost_note.read(note.body)
         )
+        is_forgotten = is_of_ends and note.tag == queue_ends.FORGOTTEN
         for queue, (first, end) in rows:
             key = (queue.topic.encode("utf-8"), queue.number)
-            if self.at_place is None:
+            if is_forgotten:
+                self._next[key] = 0
+                self._after.pop(key, None)
+            elif self.at_place is None:
                 self._next[key] = max(self._next.get(key, 0), end)
             else:
                 self._see_after(key, first, end)
