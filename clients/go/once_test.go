@@ -171,6 +171,100 @@ func TestAChangeOfARevisionWhoseAnswerWasLostIsUnknown(t *testing.T) {
 	}
 }
 
+// removals has a call of each operation of [api.Removing].
+var removals = map[string]func(*Client) error{
+	"DELETE /v1/audit/reports/{report_id}": func(client *Client) error {
+		_, err := Check(client.API.DeleteAuditReportWithResponse(ctx, "rpt_1"))
+		return err
+	},
+	"DELETE /v1/groups/{group}": func(client *Client) error {
+		_, err := Check(client.API.DeleteGroupWithResponse(ctx, "g", nil))
+		return err
+	},
+	"DELETE /v1/groups/{group}/members/{member_id}": func(client *Client) error {
+		_, err := Check(client.API.LeaveGroupWithResponse(ctx, "g", "mem_1"))
+		return err
+	},
+	"DELETE /v1/names/nodes/{node}": func(client *Client) error {
+		_, err := Check(client.API.UnregisterNodeWithResponse(ctx, "node_1"))
+		return err
+	},
+	"DELETE /v1/topics/{topic}": func(client *Client) error {
+		_, err := Check(client.API.DeleteTopicWithResponse(ctx, "orders", nil))
+		return err
+	},
+}
+
+func dryRun(client *Client) error {
+	params := &api.DeleteTopicParams{DryRun: Ptr(true)}
+	_, err := Check(client.API.DeleteTopicWithResponse(ctx, "orders", params))
+	return err
+}
+
+func TestARemovalWhoseAnswerWasLostIsDoneIfItFindsNothingThen(t *testing.T) {
+	lost := map[string]func(http.ResponseWriter, *http.Request){
+		"no answer":   breakOff,
+		"of a proxy":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(502) },
+		"half of one": halfAProblem,
+	}
+	for _, name := range api.Removing {
+		call, has := removals[name]
+		if !has {
+			t.Fatal("no call of", name)
+		}
+		for why, loses := range lost {
+			server, tries := machine(t, func(try int, w http.ResponseWriter, r *http.Request) {
+				if try == 1 {
+					loses(w, r)
+				} else {
+					problemOf(w, 404, "topic_not_found", false)
+				}
+			})
+			client := newClient(t, server.URL)
+
+			err := call(client)
+			later := call(client)
+
+			if err != nil || !HasCode(later, "topic_not_found") || tries.Load() != 3 {
+				t.Error(name, why, err, later, tries.Load(), "tries")
+			}
+		}
+	}
+}
+
+func TestWhatRemovesNothingOrHasLostNoAnswerIsRefusedAsItIs(t *testing.T) {
+	removes := removals["DELETE /v1/topics/{topic}"]
+	for why, one := range map[string]struct {
+		call  func(*Client) error
+		first func(http.ResponseWriter, *http.Request)
+		code  string
+	}{
+		"a dry run": {dryRun, breakOff, "topic_not_found"},
+		"refused before": {removes, func(w http.ResponseWriter, _ *http.Request) {
+			problemOf(w, 503, "overloaded", true)
+		}, "topic_not_found"},
+		"of a proxy": {removes, breakOff, ""},
+	} {
+		server, tries := machine(t, func(try int, w http.ResponseWriter, r *http.Request) {
+			switch {
+			case try == 1:
+				one.first(w, r)
+			case one.code == "":
+				w.WriteHeader(404)
+			default:
+				problemOf(w, 404, one.code, false)
+			}
+		})
+
+		err := one.call(newClient(t, server.URL))
+
+		var problem *ProblemError
+		if !errors.As(err, &problem) || problem.Status != 404 || tries.Load() != 2 {
+			t.Error(why, err, tries.Load(), "tries")
+		}
+	}
+}
+
 // halfAProblem breaks a refusal off that something between has begun.
 func halfAProblem(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Length", "100")

@@ -26,7 +26,8 @@ import (
 // time: they are sent again only where the service was not reached, or says that it has done
 // nothing. A body that cannot be read twice is not sent again, and neither is a request whose reply
 // did not come in time (reply_timeout). A change with If-Match that is refused with 412 when it is
-// sent again after a lost answer is a *[ChangeUnknownError].
+// sent again after a lost answer is a *[ChangeUnknownError]. A removal ([api.Removing]) that finds
+// nothing when it is sent again after a lost answer is done: its answer is a 204.
 //
 // Of several addresses, a request goes on at the next one where a machine does not answer, starts
 // or stops. A replica answers not_primary, and leads to its service: at once, three times in a row
@@ -102,6 +103,9 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 			if lost != nil && found.isAnother {
 				return nil, changeUnknown(lost, response)
 			}
+			if lost != nil && found.isNothing && r.onlyRemoves(request) {
+				return removed(response), nil
+			}
 			return response, err
 		}
 		if isLed {
@@ -129,6 +133,22 @@ func (r *repeating) Do(request *http.Request) (*http.Response, error) {
 	}
 }
 
+// onlyRemoves reports whether the request removes something, and has no other result.
+func (r *repeating) onlyRemoves(request *http.Request) bool {
+	return isOne(api.Removing, request, r.addresses) &&
+		request.URL.Query().Get("dry_run") != "true"
+}
+
+// removed returns the answer to a removal that an earlier try has made.
+func removed(refusal *http.Response) *http.Response {
+	done := *refusal
+	done.StatusCode = http.StatusNoContent
+	done.Status = "204 " + http.StatusText(done.StatusCode)
+	done.Header = http.Header{}
+	done.Body, done.ContentLength = io.NopCloser(bytes.NewReader(nil)), 0
+	return &done
+}
+
 // An outcome is what came of a try.
 type outcome struct {
 	again   bool          // it may be sent again
@@ -137,6 +157,7 @@ type outcome struct {
 
 	isLost    bool // there was no answer of the service
 	isAnother bool // the change is of another revision than that of now
+	isNothing bool // what it is about does not exist
 
 	isAway    bool   // another machine may be the service by now
 	isReplica bool   // and not the service; nothing was carried out
@@ -181,6 +202,7 @@ func outcomeOf(response *http.Response, err error) outcome {
 		wait:      wait,
 		isLost:    isProxys || problem.Code == "" && status == http.StatusServiceUnavailable,
 		isAnother: problem.Code == "revision_mismatch",
+		isNothing: status == http.StatusNotFound && problem.Code != "",
 		isAway:    isProxys || problem.Code == "recovering" || problem.Code == "shutting_down",
 		isReplica: isReplica,
 		primary:   problem.Context.Primary,

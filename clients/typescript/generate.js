@@ -35,7 +35,7 @@ await writeFile("src/generated/api.ts", COMMENT_HEADER + types);
 function setOf(name, comment, isChosen) {
   const names = Object.entries(document.paths).flatMap(([path, item]) =>
     Object.entries(item).flatMap(([method, operation]) =>
-      isChosen(operation) ? [`${method.toUpperCase()} ${path}`] : [],
+      isChosen(operation, method) ? [`${method.toUpperCase()} ${path}`] : [],
     ),
   );
   const lines = names.map((one) => `  ${JSON.stringify(one)},\n`);
@@ -44,8 +44,10 @@ function setOf(name, comment, isChosen) {
 }
 
 const takesKey = ({ parameters = [] }) => parameters.some(({ name }) => name === "Idempotency-Key");
+const removes = ({ responses }, method) => method === "delete" && "204" in responses;
 const sets = [
   setOf("KEYED", "Those that take an `Idempotency-Key`.", takesKey),
   setOf("SENT_ONCE", "Those that act once more each time.", (one) => one["x-send-once"] === true),
+  setOf("REMOVING", "Those that remove something, and have no other result.", removes),
 ];
 await writeFile("src/generated/operations.ts", sets.join("\n"));

@@ -1,7 +1,8 @@
 //go:build ignore
 
 // Command generate writes this package from an OpenAPI document: what oapi-codegen makes of it, and
-// which operations are sent once. Its arguments are the settings of oapi-codegen and the document.
+// which operations are sent once, take a key, or remove something. Its arguments are the settings
+// of oapi-codegen and the document.
 package main
 
 import (
@@ -28,6 +29,8 @@ const (
 type operation struct {
 	SendOnce   bool `json:"x-send-once"`
 	Parameters []struct{ Name string }
+	Responses  map[string]any
+	method     string
 }
 
 func main() {
@@ -54,6 +57,11 @@ func main() {
 				return parameter.Name == "Idempotency-Key"
 			})
 		})
+	text += list("Removing", "has the operations that remove something, and have no other result",
+		document, func(one operation) bool {
+			_, mayHaveNone := one.Responses["204"]
+			return one.method == "delete" && mayHaveNone
+		})
 	check(os.WriteFile(table, []byte(text), 0o644))
 }
 
@@ -68,6 +76,7 @@ func list(name, comment, document string, isChosen func(operation) bool) string 
 	var names []string
 	for path, item := range found.Paths {
 		for method, one := range item {
+			one.method = method
 			if isChosen(one) {
 				names = append(names, fmt.Sprintf("\t%q,\n", strings.ToUpper(method)+" "+path))
 			}

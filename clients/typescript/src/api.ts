@@ -9,7 +9,7 @@ import type { Addresses } from "./addresses.js";
 import { type Clock, linked } from "./clock.js";
 import { ProblemError, RefusedEntries, Unreachable } from "./errors.js";
 import type { paths } from "./generated/api.js";
-import { KEYED, SENT_ONCE } from "./generated/operations.js";
+import { KEYED, REMOVING, SENT_ONCE } from "./generated/operations.js";
 import { MOST_HOPS, type Retry, retrying } from "./retry.js";
 
 type Verb = "get" | "put" | "post" | "patch" | "delete";
@@ -130,6 +130,7 @@ async function call(
   return retrying(attempt, {
     retry: limits,
     isSentOnce: SENT_ONCE.has(nameOf(method, path)),
+    onlyRemoves: REMOVING.has(nameOf(method, path)) && init.params?.query?.["dry_run"] !== true,
     mostHops: isReadOnce ? 0 : MOST_HOPS,
     rounds: (tries) => addresses.rounds(tries),
     clock,

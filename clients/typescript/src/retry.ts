@@ -49,9 +49,20 @@ function withLost(error: unknown, lost: Unreachable | undefined): unknown {
   return new Unreachable(message, { cause: error, outcomeUnknown: true });
 }
 
+/**
+ * Has a call that removes something done so, although this try did not find it? An earlier one,
+ * whose answer was lost, may have removed it.
+ */
+function isRemoved(error: unknown, lost: Unreachable | undefined): boolean {
+  const isNothing = error instanceof ProblemError && error.status === 404;
+  return lost !== undefined && isNothing && error.code !== "http_404"; // of a proxy
+}
+
 interface Repetition {
   retry: Retry;
   isSentOnce: boolean;
+  /** It removes something, and has no other result. */
+  onlyRemoves: boolean;
   mostHops: number;
   /** Of the addresses, behind so many tries. */
   rounds: (tries: number) => number;
@@ -61,11 +72,14 @@ interface Repetition {
   onRetry?: ((error: unknown) => void) | undefined;
 }
 
-/** The result of the first try that does not fail in a way that is worth repeating. */
+/**
+ * The result of the first try that does not fail in a way that is worth repeating; nothing where it
+ * is a removal that an earlier try has made.
+ */
 export async function retrying<Result>(
   once: () => Promise<Result>,
-  { retry, isSentOnce, mostHops, rounds, clock, signal, onRetry }: Repetition,
-): Promise<Result> {
+  { retry, isSentOnce, onlyRemoves, mostHops, rounds, clock, signal, onRetry }: Repetition,
+): Promise<Result | undefined> {
   const deadline = clock.now() + retry.totalMs;
   let hops = 0;
   let lost: Unreachable | undefined;
@@ -83,6 +97,7 @@ export async function retrying<Result>(
       hops = 0;
       const ms = pause(error, rounds(tries), retry, clock.random());
       if (!isTransient(error, isSentOnce) || clock.now() + ms >= deadline) {
+        if (onlyRemoves && isRemoved(error, lost)) return undefined;
         throw withLost(error, lost);
       }
       onRetry?.(error);

@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { test } from "node:test";
-import { KEYED, SENT_ONCE } from "../../src/generated/operations.js";
+import { KEYED, REMOVING, SENT_ONCE } from "../../src/generated/operations.js";
 import * as exported from "../../src/index.js";
 import {
   type Api,
@@ -244,6 +244,52 @@ test("a change of a revision whose answer was lost has an unknown outcome", asyn
   }
 });
 
+/** Errors of `fetch`, and what a proxy answers, where the answer of the service is lost. */
+const LOST = [
+  () => new TypeError("fetch failed", { cause: new Error("other side closed") }),
+  () => new Response("<html>", { status: 502 }),
+];
+
+test("a removal whose answer was lost is done if it finds nothing then", async () => {
+  const path = { topic: "a", group: "a", member_id: "a", node: "a", report_id: "a" };
+  assert.ok(REMOVING.size > 0);
+  for (const name of REMOVING) {
+    for (const lost of LOST) {
+      const answers = [lost(), refused(404, "topic_not_found"), refused(404, "topic_not_found")];
+      const { client, clock } = fakeService(() => answers.shift());
+      const route = name.split(" ")[1] as "/v1/topics/{topic}";
+      const remove = () => client.api.DELETE(route, { params: { path } });
+
+      const removed = remove();
+      await clock.advance(60_000);
+
+      assert.equal(await removed, undefined, name);
+      await assert.rejects(remove(), { name: "ProblemError", status: 404 });
+      assert.equal(answers.length, 0);
+    }
+  }
+});
+
+test("what removes nothing, or has lost no answer, is refused as it is", async () => {
+  const path = { topic: "orders" };
+  const [lost] = LOST;
+  const noTopic = () => refused(404, "topic_not_found");
+  for (const [query, ...answers] of [
+    [{ dry_run: true }, lost?.(), noTopic()],
+    [{}, refused(503, "overloaded", true), noTopic()],
+    [{}, lost?.(), new Response("<html>", { status: 404 })], // of a proxy
+  ] as [{ dry_run?: boolean }, unknown, unknown][]) {
+    const { client, clock } = fakeService(() => answers.shift());
+
+    const removed = client.api.DELETE("/v1/topics/{topic}", { params: { path, query } });
+    const failed = assert.rejects(removed, { name: "ProblemError", status: 404 });
+    await clock.advance(60_000);
+
+    await failed;
+    assert.equal(answers.length, 0);
+  }
+});
+
 test("a change of a revision that was never sent before is refused as it is", async () => {
   const unsent = new TypeError("fetch failed", {
     cause: Object.assign(new Error("connect ECONNREFUSED"), { syscall: "connect" }),
@@ -418,11 +464,14 @@ test("the operations are those of the document that take a key, or that act each
   const takesKey = ({ parameters = [] }: Described): boolean =>
     parameters.some(({ name }) => name === "Idempotency-Key");
   assert.deepEqual([...KEYED].sort(), named(takesKey).sort());
+  const removes = ({ responses }: Described): boolean => "204" in responses;
+  assert.deepEqual([...REMOVING].sort(), named(removes).sort());
   assert.deepEqual([...SENT_ONCE].sort(), named((one) => one["x-send-once"] === true).sort());
 });
 
 interface Described {
   parameters?: { name: string }[];
+  responses: Record<string, unknown>;
   "x-send-once"?: boolean;
 }
 

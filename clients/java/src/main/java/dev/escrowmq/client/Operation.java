@@ -21,6 +21,8 @@ final class Operation {
   private static final List<Pattern> SENT_ONCE = patterns(Operations.SENT_ONCE);
   private static final List<Pattern> RECEIVES =
       patterns(List.of("POST /v1/groups/{group}/receive"));
+  private static final List<Pattern> REMOVING = patterns(Operations.REMOVING);
+  private static final Pattern TRIES_ONLY = Pattern.compile("(?:^|&)dry_run=true(?:&|$)");
   private static final Pattern WAITS_BY_QUERY = Pattern.compile("(?:^|&)wait_ms=(\\d{1,8})(?:&|$)");
   private static final Pattern WAITS_BY_HEADER = Pattern.compile("(?:^|[,; ])wait=(\\d{1,5})\\b");
 
@@ -56,6 +58,12 @@ final class Operation {
   /** Does the operation act once more each time? */
   boolean isOnce() {
     return isOneOf(SENT_ONCE);
+  }
+
+  /** Does it remove something, and have no other result? */
+  boolean onlyRemoves() {
+    var query = request.uri().getRawQuery();
+    return isOneOf(REMOVING) && !TRIES_ONLY.matcher(query == null ? "" : query).find();
   }
 
   /**

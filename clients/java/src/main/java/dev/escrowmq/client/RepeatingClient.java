@@ -62,12 +62,13 @@ final class RepeatingClient extends HttpClient {
     int hops = 0;
     Exception lost = null; // the answer of a try that may have had its effect
     for (int tries = 1; ; tries++) {
+      HttpResponse<T> response = null;
       Problem problem = null;
       IOException failure = null;
       boolean isDone = false; // for all that is known
       var asked = addresses.now();
       try {
-        var response = watched(next.send(at(asked, request), handler), request);
+        response = watched(next.send(at(asked, request), handler), request);
         if (response.statusCode() < 400) {
           var accepted = accepted(response);
           note(null);
@@ -105,6 +106,9 @@ final class RepeatingClient extends HttpClient {
           throw failure;
         }
         var refusal = new ProblemException(problem);
+        if (lost != null && operation.onlyRemoves() && isNothing(problem)) {
+          return new Read<>(response, 204, new ByteArrayInputStream(new byte[0]));
+        }
         if (lost != null && REVISION_MISMATCH.equals(refusal.code())) {
           throw new ChangeUnknownException(lost, refusal);
         }
@@ -141,6 +145,11 @@ final class RepeatingClient extends HttpClient {
     var status = problem.getStatus();
     return NO_DOCUMENT.equals(problem.getCode())
         && (status == 502 || status == 503 || status == 504);
+  }
+
+  /** Does the service say that what it was asked for does not exist? */
+  private static boolean isNothing(Problem problem) {
+    return problem.getStatus() == 404 && !NO_DOCUMENT.equals(problem.getCode());
   }
 
   private static boolean isRepeated(Problem problem) {
@@ -235,16 +244,16 @@ final class RepeatingClient extends HttpClient {
   }
 
   /** A response with another body: one that has been read, for example. */
-  private record Read<T>(HttpResponse<T> response, InputStream stream) implements HttpResponse<T> {
+  private record Read<T>(HttpResponse<T> response, int statusCode, InputStream stream)
+      implements HttpResponse<T> {
+    Read(HttpResponse<T> response, InputStream stream) {
+      this(response, response.statusCode(), stream);
+    }
+
     @Override
     @SuppressWarnings("unchecked") // the body was an InputStream before
     public T body() {
       return (T) stream;
-    }
-
-    @Override
-    public int statusCode() {
-      return response.statusCode();
     }
 
     @Override

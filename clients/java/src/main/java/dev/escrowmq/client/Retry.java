@@ -14,7 +14,8 @@ import java.util.Optional;
  * secret for example, take none and act each time: they are sent again only where the service was
  * not reached, or says that it has done nothing. A request whose reply did not come in time
  * (reply_timeout) is not repeated. A change with If-Match that is refused with 412 when it is sent
- * again after a lost answer is a {@link ChangeUnknownException}.
+ * again after a lost answer is a {@link ChangeUnknownException}. A removal that finds nothing when
+ * it is sent again after a lost answer is done.
  *
  * <p>Of several addresses, a request goes on at the next one where a machine does not answer,
  * starts or stops. A replica answers not_primary, and leads to its service: at once, three times in

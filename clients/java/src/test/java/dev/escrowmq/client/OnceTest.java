@@ -201,6 +201,80 @@ class OnceTest {
     }
   }
 
+  private static final Map<String, Consumer<EscrowMQ>> REMOVALS =
+      Map.of(
+          "DELETE /v1/audit/reports/{report_id}",
+          client -> client.audit().deleteAuditReport("rpt_1"),
+          "DELETE /v1/groups/{group}",
+          client -> client.groups().deleteGroup("g", null),
+          "DELETE /v1/groups/{group}/members/{member_id}",
+          client -> client.members().leaveGroup("g", "mem_1"),
+          "DELETE /v1/names/nodes/{node}",
+          client -> client.names().unregisterNode("node_1"),
+          "DELETE /v1/topics/{topic}",
+          client -> client.topics().deleteTopic("orders", null, false, false));
+
+  @Test
+  void aRemovalWhoseAnswerWasLostIsDoneIfItFindsNothingThen() throws IOException {
+    var lost =
+        Map.<String, Answering>of(
+            "no answer", (number, exchange) -> exchange.close(),
+            "of a proxy", (number, exchange) -> answer(exchange, 502, "<html>"));
+    assertEquals(Set.copyOf(Operations.REMOVING), REMOVALS.keySet());
+    for (var removal : REMOVALS.entrySet()) {
+      for (var one : lost.entrySet()) {
+        var machine =
+            new Machine(
+                (number, exchange) -> {
+                  if (number == 1) {
+                    one.getValue().answer(number, exchange);
+                  } else {
+                    answer(exchange, 404, problem(404, "topic_not_found", false));
+                  }
+                });
+        var client = client(machine.url);
+
+        removal.getValue().accept(client);
+        var refused =
+            assertThrows(ProblemException.class, () -> removal.getValue().accept(client));
+
+        assertEquals("topic_not_found", refused.code(), removal.getKey() + " " + one.getKey());
+        assertEquals(3, machine.bodies.size());
+      }
+    }
+  }
+
+  @Test
+  void whatRemovesNothingOrHasLostNoAnswerIsRefusedAsItIs() throws IOException {
+    var dryRun =
+        (Consumer<EscrowMQ>) client -> client.topics().deleteTopic("orders", null, true, false);
+    var removal = REMOVALS.get("DELETE /v1/topics/{topic}");
+    var refusal = problem(404, "topic_not_found", false);
+    refusedAsItIs(dryRun, (number, exchange) -> exchange.close(), refusal);
+    refusedAsItIs(
+        removal, (number, exchange) -> answer(exchange, 503, problem(503, "full", true)), refusal);
+    refusedAsItIs(removal, (number, exchange) -> exchange.close(), "<html>"); // of a proxy
+  }
+
+  private void refusedAsItIs(Consumer<EscrowMQ> call, Answering first, String refusal)
+      throws IOException {
+    var machine =
+        new Machine(
+            (number, exchange) -> {
+              if (number == 1) {
+                first.answer(number, exchange);
+              } else {
+                answer(exchange, 404, refusal);
+              }
+            });
+    var client = client(machine.url);
+
+    var refused = assertThrows(ProblemException.class, () -> call.accept(client));
+
+    assertEquals(404, refused.status());
+    assertEquals(2, machine.bodies.size());
+  }
+
   @Test
   void aChangeOfARevisionThatWasNeverSentBeforeIsRefusedAsItIs() throws IOException {
     var machine = new Machine(new Revisions((number, exchange) -> exchange.close()));
