@@ -220,7 +220,7 @@ REFUSAL = {
     ],
     "postgresql": [
         "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN "
-        "RAISE EXCEPTION 'it has to stay' USING errcode = '42501'; END $$ LANGUAGE plpgsql",
+        "RAISE EXCEPTION 'it has to stay' USING errcode = '23514'; END $$ LANGUAGE plpgsql",
         "CREATE TRIGGER refusal BEFORE DELETE ON consumer_groups FOR EACH ROW "
         "WHEN (old.consumer_group = 'billing') EXECUTE FUNCTION refuse()",
     ],
