@@ -295,7 +295,8 @@ class Database:
 
     def _open(self) -> str:
         if self._path is not None:
-            _refuse_unusable(Path(self._path).absolute())
+            # as SQLite does: what it makes beside the file is beside the one that links lead to
+            _refuse_unusable(Path(os.path.realpath(self._path)))
         else:
             # A change of the service before this one, which was killed, may not have ended. Not for
             # longer than that: the changes of other services wait meanwhile.
@@ -556,17 +557,14 @@ def _problems_of(file: Path) -> Iterator[str]:
     folder = file.parent
     if not folder.is_dir():
         yield f"{folder} is not a folder"
-    for path, permissions in (
-        (folder, os.R_OK | os.W_OK | os.X_OK),
-        *[(file.with_name(f"{file.name}{end}"), os.R_OK | os.W_OK) for end in ("", "-wal", "-shm")],
-    ):
-        if path != folder and path.exists() and not path.is_file():
+    process = f"by this process, which runs as user {os.geteuid()}"
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        yield f"{folder} may not be written {process}"
+    for path in (file.with_name(f"{file.name}{end}") for end in ("", "-wal", "-shm")):
+        if os.path.lexists(path) and not path.is_file():
             yield f"{path} is not a file"
-        if path.exists() and not os.access(path, permissions, effective_ids=True):
-            yield (
-                f"{path} may not be read and written by this process, which runs as user "
-                f"{os.geteuid()}"
-            )
+        if path.exists() and not os.access(path, os.R_OK | os.W_OK, effective_ids=True):
+            yield f"{path} may not be read and written {process}"
 
 
 def _wait_for_changes(connection: Connection) -> None:

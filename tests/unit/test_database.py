@@ -265,7 +265,7 @@ def put_folder(path: Path) -> None:
         (close_file, r"/registry\.db may not be read and written by this process"),
         (protect_file, r"/registry\.db may not be read and written by this process"),
         (protect_log, r"/registry\.db-wal may not be read and written by this process"),
-        (protect_folder, r"escrowmq-\w+ may not be read and written by this process"),
+        (protect_folder, r"escrowmq-\w+ may not be written by this process"),
         (put_folder, r"/registry\.db is not a file"),
     ],
 )
@@ -287,6 +287,65 @@ async def test_a_file_that_may_not_be_used_is_refused_with_its_name_and_stays(
     assert "ESCROWMQ_DATABASE_URL" in str(refused.value)
     assert sorted(folder_of_a_user.iterdir()) == left
     folder_of_a_user.chmod(0o700)
+
+
+async def test_a_folder_that_may_be_written_but_not_read_is_enough(folder_of_a_user):
+    folder_of_a_user.chmod(0o300)
+
+    database = Database(f"sqlite:///{folder_of_a_user / 'registry.db'}")
+    await database.open()
+    await database.aclose()
+
+    folder_of_a_user.chmod(0o700)
+    assert (folder_of_a_user / "registry.db").is_file()
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_of_a_link_the_folder_of_its_file_counts(folder_of_a_user, is_made):
+    there, here = folder_of_a_user / "there", folder_of_a_user / "here"
+    there.mkdir()
+    here.mkdir()
+    link = here / "registry.db"
+    link.symlink_to(there / "names.db")
+    url = f"sqlite:///{link}"
+    if is_made:
+        first = Database(url)
+        await first.open()
+        await first.aclose()
+
+    here.chmod(0o500)
+    second = Database(url)
+    await second.open()
+    await second.aclose()
+    there.chmod(0o500)
+    third = Database(url)
+    with pytest.raises(UnusableRegistry, match="/there may not be written by this process"):
+        await third.open()
+    await third.aclose()
+
+    for folder in (there, here):
+        folder.chmod(0o700)
+
+
+async def test_of_a_link_the_log_beside_its_file_counts(folder_of_a_user):
+    there, link = folder_of_a_user / "names.db", folder_of_a_user / "registry.db"
+    link.symlink_to(there)
+    protect_log(there)
+
+    database = Database(f"sqlite:///{link}")
+    with pytest.raises(UnusableRegistry, match=r"/names\.db-wal may not be read and written"):
+        await database.open()
+    await database.aclose()
+
+
+async def test_a_link_to_itself_is_no_file(tmp_path):
+    link = tmp_path / "registry.db"
+    link.symlink_to(link)
+
+    database = Database(f"sqlite:///{link}")
+    with pytest.raises(UnusableRegistry, match=r"/registry\.db is not a file"):
+        await database.open()
+    await database.aclose()
 
 
 async def test_a_folder_that_is_missing_is_named(tmp_path):
