@@ -102,15 +102,15 @@ class Sink:
         except NoAnswer as error:
             raise SinkError(f"{error}{without_answer}") from None
         except Exception as error:  # noqa: BLE001 - of a driver
-            raise self._error(error) from None
+            raise self._error(error, "the SQL database failed: ") from None
 
-    def _error(self, error: Exception) -> SinkError:
+    def _error(self, error: Exception, prefix: str = "") -> SinkError:
         """Drivers quote what they were given; not the rows either, which may be thousands."""
         text = str(getattr(error, "orig", None) or error)
         text = text or f"it does not say why ({type(error).__name__})"
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        return SinkError(text[:2_000])
+        return SinkError(f"{prefix}{text[:2_000]}")
 
 
 def _make_others_wait(connection: Connection) -> None:
