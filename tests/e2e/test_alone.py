@@ -148,7 +148,7 @@ def test_no_other_machine_takes_the_place_of_one_that_was_alone(pair):
     assert received(a) == ids | lost
     a.kill()
     b.start(until_ready=False)
-    until(lambda: b.role() == "replica", "b answers")
+    until(b.waits, "its log is open")
 
     problem = assert_problem(b.promote(), 409, "not_promoted")
     assert "a has acknowledged messages while its replicas were missing" in problem["detail"]
@@ -175,7 +175,7 @@ def test_no_other_machine_takes_the_place_of_one_that_was_alone(pair):
     assert pair.leader() == ("a", True)
 
     b.start(until_ready=False)
-    until(lambda: b.role() == "replica", "b answers")
+    until(b.waits, "its log is open")
     done = command("replica", "promote", "--url", b.url, "--accept-loss", "--yes")
     assert done.returncode == 0, done.stderr
     assert pair.leader()[0] == "b"

@@ -476,7 +476,7 @@ def test_a_service_is_handed_over_to_none_that_does_not_follow_it(nodes):
     b.kill()
     b.configure(ESCROWMQ_REPLICA__SECRET="x" * 16)  # it is not let in
     b.start(until_ready=False)
-    until(lambda: b.role() == "replica", "it answers")
+    until(b.waits, "its log is open")
     refused = assert_problem(b.promote(hand_over=True), 409, "not_promoted")
     assert refused["detail"] == "a does not hand over: b does not follow it at the moment"
     acknowledged(a)
