@@ -51,7 +51,13 @@ def check_file(where: str | None, option: str) -> None:
         check_folder(where, option, of_file=True)
         return
     file = Path(where)
-    if file.is_dir() or not file.parent.is_dir():
+    try:
+        is_possible = file.parent.is_dir() and not file.is_dir()
+    except OSError as error:
+        raise typer.BadParameter(
+            f"it cannot be written: {error.strerror}", param_hint=option
+        ) from None
+    if not is_possible:
         raise typer.BadParameter(
             f"{file} cannot be a file: {file.parent} is no folder, or it is one", param_hint=option
         )

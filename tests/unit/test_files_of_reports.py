@@ -8,8 +8,9 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
+import typer
 
-from cli.common import write_whole
+from cli.common import check_file, write_whole
 
 
 @pytest.fixture(params=["path", "URI"])
@@ -146,3 +147,10 @@ def test_of_one_that_cannot_get_its_name_nothing_is_left(tmp_path, write):
         write(tmp_path / "report.json", "text")
 
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_name_that_no_file_can_have_is_wrong_usage(tmp_path):
+    with pytest.raises(typer.BadParameter, match="it cannot be written: File name too long"):
+        check_file(str(tmp_path / ("x" * 256)), "--json")
+
+    check_file(str(tmp_path / ("x" * 255)), "--json")
