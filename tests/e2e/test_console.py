@@ -151,7 +151,13 @@ def page(browser, server) -> Page:
 
 def shown(page: Page, address: str, words: str) -> str:
     """The text of the page at `address`, once it has `words`."""
-    page.run(f"location.hash = {json.dumps('#/' + address)}")
+    # Emptied first: the page before it may have the words, too, until it is replaced.
+    page.run(
+        "document.getElementById('page').replaceChildren();"
+        f"const address = new URL({json.dumps('#/' + address)}, location).hash;"
+        "if (location.hash === address) dispatchEvent(new HashChangeEvent('hashchange'));"
+        "else location.hash = address;"
+    )
 
     def text() -> str | None:
         found: str = page.run("return document.getElementById('page').innerText")
