@@ -48,6 +48,7 @@ _LONG_NUMBER = b"0" * 309  # digits of the largest double
 _LITERALS = (b"true", b"false")
 _COMMAS = bytes.maketrans(b'[]{}:"', b",,,,,,")
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')  # possessive: a long string needs no memory
+_SHORT_BYTES = 16_384  # of a body: it is looked through, escape by escape, in milliseconds
 # an escape in a string; the group is half of a surrogate pair, without the other half
 _ESCAPE = re.compile(
     rb"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -264,8 +265,11 @@ def _parsed(parse: Callable[[bytes], T], raw: bytes) -> T:
 
 
 def _unreadable(raw: bytes, error: Exception) -> Refusal:
-    """The refusal of a body that is no JSON, or JSON with strings that are no text."""
-    half = next((found[1] for found in _ESCAPE.finditer(raw) if found[1]), None)
+    """The refusal of a body that is no JSON, or, where it is short, JSON with strings that are no
+    text.
+    """
+    escapes = _ESCAPE.finditer(raw) if len(raw) <= _SHORT_BYTES else ()
+    half = next((found[1] for found in escapes if found[1]), None)
     if half is not None and _is_json(_ESCAPE.sub(_made_whole, raw)):
         detail = f"the body is JSON, but no Unicode text: half of a surrogate pair, {half.decode()}"
     else:

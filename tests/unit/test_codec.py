@@ -339,6 +339,15 @@ def test_json_with_half_of_a_surrogate_pair_is_said_to_be_no_text_and_not_to_be_
         assert refused.value.detail[-6:].lower().startswith(r"\ud")
 
 
+def test_a_long_body_is_not_looked_through_for_half_of_a_surrogate_pair(monkeypatch):
+    monkeypatch.setattr(codec, "_ESCAPE", None)
+
+    with pytest.raises(Refusal) as refused:
+        codec.compact(b'"' + rb"\n" * 10_000 + rb'\ud800"', depth=DEPTH)
+
+    assert refused.value.detail.startswith("the body is not JSON: ")
+
+
 @pytest.mark.parametrize(
     "raw",
     [
