@@ -47,9 +47,9 @@ async def again_if_deleted(change: Callable[[], Awaitable[T]]) -> T:
     """Make a change that creates its group if necessary: once more where the group is deleted in
     the middle of it, so that it comes after the deletion.
     """
-    while True:
-        with suppress(UnknownGroup):
-            return await change()
+    with suppress(UnknownGroup):
+        return await change()
+    return await change()
 
 
 async def _nothing(_: str) -> None:

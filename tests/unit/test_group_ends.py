@@ -69,7 +69,7 @@ async def sweep(house: House, _: GroupRules, __: list[LeasedMessage]) -> object:
 
 
 async def after(turns: int, act: Awaitable[object]) -> None:
-    """What may refuse: what it is about is gone."""
+    """Do it some turns of the loop later; it may be refused, as its group is gone."""
     for _ in range(turns):
         await asyncio.sleep(0)
     try:
@@ -134,7 +134,7 @@ def test_a_request_that_waited_for_its_turn_while_its_group_was_deleted_is_refus
         async with house.delivery._receiver.claim_lock(GROUP):
             deleting = asyncio.create_task(delete(house))
             await asyncio.sleep(0)
-            waiting = asyncio.create_task(asyncio.wait_for(act(house, given, []), 5))  # type: ignore[arg-type]
+            waiting = asyncio.create_task(asyncio.wait_for(act(house, given, []), 5))
             for _ in range(5):
                 await asyncio.sleep(0)
         await deleting
