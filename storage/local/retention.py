@@ -379,10 +379,9 @@ class Retention:
 
         def written(placed: Placed) -> None:
             # One whose topic was created meanwhile is no longer there, or was deleted again.
-            remembered = set(self._queues.deleted)
-            for queue in remembered.intersection(again):
+            for queue in filter(self._queues.remembers, again):
                 self._queues.note_deleted(queue._replace(stated_at=placed.log_offsets[0]))
-            for queue in remembered.intersection(forgotten):
+            for queue in filter(self._queues.remembers, forgotten):
                 self._queues.forget_deleted(queue.id)
 
         if messages:

@@ -277,7 +277,7 @@ def test_a_repair_counts_the_offsets_of_a_forgotten_topic_from_0():
 
 @dataclass
 class Story:
-    """What the log must say, whatever happened."""
+    """Messages that readers must find, and the pieces of the log as a replica gets them."""
 
     randomness: Random
     live: dict[str, dict[QueueId, list[tuple[int, bytes]]]] = field(default_factory=dict)

@@ -267,6 +267,10 @@ class ConsumeQueues:
         if noted.end:
             self._deleted.setdefault(topic, {})[number] = noted
 
+    def remembers(self, deleted: DeletedQueue) -> bool:
+        """Is this still what is known of the queue?"""
+        return self._deleted.get(deleted.id.topic, {}).get(deleted.id.number) == deleted
+
     def forget_deleted(self, queue: QueueId) -> DeletedQueue | None:
         """Forget the end of a queue of a deleted topic; what it was, None where there is none."""
         of_topic = self._deleted.get(queue.topic)
