@@ -64,6 +64,11 @@ Master = Annotated[
     ),
 ]
 SparkLog = Annotated[Path | None, typer.Option(help="Log file of Java and Spark.")]
+SplitMb = Annotated[int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)]
+JsonFile = Annotated[
+    str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print no progress and no summary.")]
 
 
 def _possible_memory(text: str) -> str:

@@ -11,9 +11,12 @@ from rich.console import Console
 
 from cli.audit.common import (
     DriverMemory,
+    JsonFile,
     Log,
     Master,
+    Quiet,
     SparkLog,
+    SplitMb,
     check_database,
     log_of_spark,
     needs_spark,
@@ -61,18 +64,12 @@ def reconcile(
             )
         ),
     ] = None,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
-    ] = None,
+    json_file: JsonFile = None,
     master: Master = None,
-    split_mb: Annotated[
-        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
-    ] = 64,
+    split_mb: SplitMb = 64,
     driver_memory: DriverMemory = "2g",
     spark_log: SparkLog = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print no progress and no summary.")
-    ] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compare the log with the markers that producers write in their own transactions: lost events
     and phantoms.

@@ -22,10 +22,13 @@ from audit.checks.kinds import CHECKS, KINDS
 from audit.checks.policies import POLICIES, Policy
 from cli.audit.common import (
     DriverMemory,
+    JsonFile,
     Log,
     Master,
     ProgressAs,
+    Quiet,
     SparkLog,
+    SplitMb,
     counted_by,
     log_of_spark,
     named_kinds,
@@ -64,9 +67,7 @@ def run(
         int,
         typer.Option(help="With --engine local: largest log that is read, in MiB.", min=1),
     ] = 4096,
-    json_file: Annotated[
-        str | None, typer.Option("--json", help="Write the report to this file, a path or a URI.")
-    ] = None,
+    json_file: JsonFile = None,
     html: Annotated[
         str | None,
         typer.Option(
@@ -130,14 +131,10 @@ def run(
         ),
     ] = None,
     master: Master = None,
-    split_mb: Annotated[
-        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
-    ] = 64,
+    split_mb: SplitMb = 64,
     driver_memory: DriverMemory = "2g",
     spark_log: SparkLog = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", help="Print no progress and no summary.")
-    ] = False,
+    quiet: Quiet = False,
     progress: Annotated[
         ProgressAs,
         typer.Option(

@@ -17,6 +17,7 @@ from cli.audit.common import (
     Master,
     ProgressAs,
     SparkLog,
+    SplitMb,
     counted_by,
     log_of_spark,
     named_kinds,
@@ -85,9 +86,7 @@ def watch(
     ] = ProgressAs.TEXT,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print findings only.")] = False,
     master: Master = None,
-    split_mb: Annotated[
-        int, typer.Option(help="Size of the log that one task reads, in MiB.", min=1)
-    ] = 64,
+    split_mb: SplitMb = 64,
     driver_memory: DriverMemory = "2g",
     spark_log: SparkLog = None,
 ) -> None:
