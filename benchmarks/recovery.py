@@ -18,8 +18,9 @@ from crc32c import crc32c
 from benchmarks.append import QUEUES, messages
 from benchmarks.report import Figure, seconds, show
 from storage.clock import SystemClock
+from storage.files.segments import Segments
 from storage.files.vfs import OsVfs
-from storage.formats import scan, unit
+from storage.formats import unit
 from storage.formats.row import rows_of
 from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
@@ -27,6 +28,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.queues.consume_queue import ConsumeQueues
 from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.replay import Replay
+from storage.local.recovery.recovery_walk import Ending, walk_log
 
 LOG_BYTES = (1 << 30) - (1 << 20)
 SEGMENT_BYTES = 1 << 30
@@ -48,8 +50,8 @@ def _measure(root: Path, count: int) -> list[Figure]:
     path = root / "commitlog" / f"{0:020d}"
     read = seconds(lambda: [None for _ in _windows(path)])
     checked = seconds(lambda: [crc32c(window) for _, window in _windows(path)])
-    walked = seconds(lambda: _walk(path, None))
-    replayed = seconds(lambda: _walk(path, Replay(ConsumeQueues(), _queue_files(root))))
+    walked = seconds(lambda: _walk(root, None))
+    replayed = seconds(lambda: _walk(root, Replay(ConsumeQueues(), _queue_files(root))))
     started = seconds(lambda: asyncio.run(_start(root)))
     note = f"{records:,} records"
     return [
@@ -136,19 +138,16 @@ def _windows(path: Path) -> Iterator[tuple[int, bytes]]:
             at += len(window)
 
 
-def _walk(path: Path, replay: Replay | None) -> None:
-    at = 0
-    with path.open("rb", buffering=0) as file:
-        while True:
-            file.seek(at)
-            window = file.read(WINDOW_BYTES)
-            found = scan.scan(window, at, begin=at, segment_end=SEGMENT_BYTES)
-            if replay is not None:
-                replay.feed(window, at, found)
-            if found.stop is not scan.Stop.WINDOW_END:
-                assert found.stop is scan.Stop.EMPTY, found
-                return
-            at = found.end
+def _walk(root: Path, replay: Replay | None) -> None:
+    """As a start."""
+    segments = Segments(
+        OsVfs(), root / "commitlog", segment_bytes=SEGMENT_BYTES, max_open=1, scratch=root
+    )
+    feed = replay.feed if replay is not None else lambda *_: None
+    walk = walk_log(segments, OsVfs(), 0, feed, lambda *_: None)
+    segments.close()
+    assert walk.ending is Ending.EMPTY, walk
+    assert walk.end >= LOG_BYTES, walk
 
 
 async def _start(root: Path) -> None:

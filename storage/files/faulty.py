@@ -5,7 +5,7 @@ so.
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 
-from storage.files.vfs import File, Lock, MappedRegion, Space, Vfs, is_unreadable
+from storage.files.vfs import Background, File, Lock, MappedRegion, Space, Vfs, is_unreadable
 
 # Called before each call that reaches the disk, with its name ("write", "sync", ...) and the file's
 # path; raises to fail it.
@@ -123,6 +123,9 @@ class FaultyVfs:
     def space(self, path: PurePath) -> Space:
         self._plan("space", path)
         return self._inner.space(path)
+
+    def background(self) -> Background:
+        return self._inner.background()
 
     def process_id(self) -> int:
         return self._inner.process_id()

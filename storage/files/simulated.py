@@ -25,14 +25,18 @@ process leaves it: the page cache lives on, nothing more is durable.
 
 import errno
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import PurePath
 from random import Random
+from typing import NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from storage.files.vfs import Space
+
+T = TypeVar("T")
 
 SECTOR_BYTES = 512
 BLOCK_BYTES = 4096
@@ -335,6 +339,23 @@ class _SimulatedLock:
         self._held.discard(self._path)
 
 
+class _AtOnce:
+    """Has read before its caller goes on: a simulation has one thread."""
+
+    def begin(self, read: Callable[[], T]) -> Callable[[], T]:
+        try:
+            result = read()
+        except OSError as error:
+            return partial(_fail, error)
+        return lambda: result
+
+    def close(self) -> None: ...
+
+
+def _fail(error: OSError) -> NoReturn:
+    raise error
+
+
 class SimulatedDisk:
     """A `Vfs` whose power can go. Not thread-safe: a simulation runs on one thread."""
 
@@ -502,6 +523,9 @@ class SimulatedDisk:
             BLOCK_BYTES * len(inode.blocks) for inode in inodes.values()
         )
         return Space(used_bytes, max(0, self.total_bytes - used_bytes))
+
+    def background(self) -> _AtOnce:
+        return _AtOnce()
 
     def process_id(self) -> int:
         return 1

@@ -15,6 +15,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -133,6 +134,16 @@ class Lock(Protocol):
     def close(self) -> None: ...
 
 
+class Background(Protocol):
+    """Runs reads beside its caller, one after another."""
+
+    def begin(self, read: Callable[[], T]) -> Callable[[], T]:
+        """Begin a read; what is returned waits for its end, and returns or raises what it did."""
+
+    def close(self) -> None:
+        """Returns once no read runs any more."""
+
+
 class Vfs(Protocol):
     """A file system. Files and folders that it makes can be read by their owner alone."""
 
@@ -173,6 +184,9 @@ class Vfs(Protocol):
         """
 
     def space(self, path: PurePath) -> Space: ...
+
+    def background(self) -> Background:
+        """For one caller, which closes it."""
 
     def process_id(self) -> int: ...
 
@@ -366,6 +380,17 @@ class _OsLock:
         os.close(self._fd)
 
 
+class _OsBackground:
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+
+    def begin(self, read: Callable[[], T]) -> Callable[[], T]:
+        return self._thread.submit(read).result
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
 class OsVfs:
     """The files of this machine."""
 
@@ -430,6 +455,9 @@ class OsVfs:
         return Space(
             (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize
         )
+
+    def background(self) -> _OsBackground:
+        return _OsBackground()
 
     def process_id(self) -> int:
         return os.getpid()

@@ -36,7 +36,7 @@ from storage.local.lanes.futures import answering, failing, in_lane, waking
 from storage.local.lanes.runner import Lane, Runner
 from storage.local.options import LocalStoreOptions
 from storage.local.read.key_lookup import Wanted
-from storage.local.recovery.recovery import Progress
+from storage.local.recovery.recovery_walk import Progress
 from storage.local.scrub.running_verification import WINDOW_BYTES, RunningStoreVerification
 from storage.local.store_files import StoreFiles
 from storage.local.verify.verification import StoreVerification

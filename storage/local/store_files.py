@@ -30,7 +30,8 @@ from storage.local.queues.queue_check import QueueCheck
 from storage.local.queues.queue_files import QueueFiles
 from storage.local.queues.zeroed_entries import ZeroedEntries
 from storage.local.recovery import recovery_reports
-from storage.local.recovery.recovery import Progress, Recovered, recover
+from storage.local.recovery.recovery import Recovered, recover
+from storage.local.recovery.recovery_walk import Progress
 from storage.local.recovery.stop_watch import StopWatch
 from storage.local.repair.repair_folder import finish_replacements
 from storage.local.snapshot_files import SnapshotFiles

@@ -6,7 +6,7 @@ offset, by whether the log is known to have been on disk beyond it, and by wheth
 docs/durability.md has the reason for each row.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from itertools import groupby
 from operator import itemgetter
@@ -37,25 +37,14 @@ from storage.local.recovery.queues_snapshot import (
     restore_emptied,
     saved_queues,
 )
+from storage.local.recovery.recovery_walk import Ending, Progress, Walk, walk_log
 from storage.local.recovery.stop_watch import StopWatch
 from storage.local.snapshot_files import SnapshotFiles
 from storage.store_status import RecoveryReport
 
-_FIRST_WINDOW_BYTES = 1 << 20  # after a clean stop it holds nothing but zeros
-_WINDOW_BYTES = 4 << 20  # stays in the cache of the processor: half the time of 64 MiB
 _WIPE_BYTES = 4 << 20
 _ZEROS = bytes(_WIPE_BYTES)
 _UNIT_REACH_BYTES = 32 << 20  # more than the largest request makes
-
-Progress = Callable[[int, int], None]
-"""(bytes of log walked, bytes to walk)"""
-
-
-class Ending(Enum):
-    """The kind of bytes behind the last whole unit."""
-
-    EMPTY = "zeros, or the end of the last segment"
-    DAMAGED = "something that is no whole unit"
 
 
 class Verdict(Enum):
@@ -134,7 +123,7 @@ def recover(
         watch.note("sync")
 
     derived = _Derived(queues, queue_files, key_index, snapshot, begin)
-    walk = _walk(segments, begin, derived.feed, progress, epoch=0)
+    walk = walk_log(segments, directory.vfs, begin, derived.feed, progress)
     if snapshot is None:
         restore_emptied(queue_files, queues, segments.first_offset, derived.replay.forgotten)
     watch.note("walk")
@@ -228,7 +217,7 @@ def _checkpointed_end(
 def _known_synced(
     checkpoint: CheckpointFile,
     checkpointed_end: int,
-    walk: "_Walk",
+    walk: Walk,
     behind: "_Behind",
     *,
     is_replica: bool,
@@ -249,7 +238,7 @@ def _known_synced(
 def _refusal(
     directory: DataDirectory,
     segments: Segments,
-    walk: "_Walk",
+    walk: Walk,
     behind: "_Behind",
     known_synced: int,
     slot: Slot | None,
@@ -395,50 +384,6 @@ def _see_the_disk(directory: DataDirectory, segments: Segments, begin: int) -> N
             with segment.use() as file:
                 file.sync()
                 file.drop_cache()
-
-
-class _Walk(NamedTuple):
-    end: int
-    ending: Ending
-    reason: str
-    epoch: int
-    synced_offset: int
-
-
-def _walk(
-    segments: Segments,
-    begin: int,
-    feed: Callable[[bytes, int, scan.Scan], None],
-    progress: Progress,
-    *,
-    epoch: int,
-) -> _Walk:
-    end = begin
-    synced_offset = 0
-    to_walk = segments.end_offset - begin
-    window_bytes = _FIRST_WINDOW_BYTES
-    while end < segments.end_offset:
-        segment = segments.find(end)
-        window_offset = end - end % unit.ALIGNMENT
-        window = segment.read_sequential(window_offset - segment.base_offset, window_bytes)
-        found = scan.scan(
-            window, window_offset, begin=end, segment_end=segment.end_offset, epoch=epoch
-        )
-        feed(window, window_offset, found)
-        epoch = max(epoch, found.epoch)
-        synced_offset = max(synced_offset, found.synced_offset)
-        progress(found.end - begin, to_walk)
-        if found.stop is scan.Stop.END_OF_FILE:
-            end = segment.end_offset
-        elif found.stop is scan.Stop.WINDOW_END:
-            window_bytes = (
-                max(window_bytes * 2, _WINDOW_BYTES) if found.end == end else _WINDOW_BYTES
-            )
-            end = found.end
-        else:
-            ending = Ending.EMPTY if found.stop is scan.Stop.EMPTY else Ending.DAMAGED
-            return _Walk(found.end, ending, found.reason, epoch, synced_offset)
-    return _Walk(end, Ending.EMPTY, "", epoch, synced_offset)
 
 
 class _Behind:
