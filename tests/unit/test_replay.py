@@ -228,7 +228,9 @@ def test_a_record_that_only_a_broker_writes_is_counted_in_each_window(log, files
 
 
 TAGS = [{}, {"TAGS": ""}, *({"TAGS": tag} for tag in ("red", "red", "blue", "größe", "x" * 40))]
-PLAIN = [QueueId("orders", 0), QueueId("orders", 1), QueueId("t" * 300, 0), QueueId("x", 7)]
+OF_ONE_TOPIC = [QueueId("orders", 0), QueueId("orders", 1)]
+ALIKE = [*OF_ONE_TOPIC, QueueId("orderz", 0), QueueId("xrders", 0)]  # topics of one length
+PLAIN = [*ALIKE, QueueId("t" * 300, 0), QueueId("x", 7)]
 
 
 def mixed_log(root: Path, seed: int) -> BrokerLog:
@@ -246,8 +248,9 @@ def mixed_log(root: Path, seed: int) -> BrokerLog:
     of_this_log = randomness.sample(others, randomness.choice([1, 1, 2]))
     for _ in range(randomness.randrange(1, 7)):
         randomness.choice(of_this_log)()
+        of_this_run = randomness.choice([OF_ONE_TOPIC, ALIKE, PLAIN])
         for number in range(randomness.choice([1, 10, 40, 100])):
-            queue = randomness.choice(PLAIN)
+            queue = randomness.choice(of_this_run)
             is_again = randomness.random() < (0.01 if number else 0.5)
             if seed % 3 == 0 and log._queue_ends[queue] and is_again:
                 log._queue_ends[queue] -= 1  # the record before once more
