@@ -96,7 +96,7 @@ def _compare_with_consume_queues(
     context: CheckContext, found: Found, left_out: Collection[tuple[str, int]]
 ) -> None:
     found.counts |= {"queue_entry_missing": 0, "queue_entry_wrong": 0}
-    if not consume_queues.queue_files(context.log.uri):
+    if not consume_queues.has_queue_files(context.log.uri):
         found.numbers["consume_queues"] = "none"
         return
     log, define = context.log, context.tables.define

@@ -1,11 +1,12 @@
 """File systems of pyarrow, by path or URI."""
 
 import os
+from collections.abc import Iterator
 
 from pyarrow import fs
 
 from audit.files import hdfs
-from audit.files.local_files import OpenFile
+from audit.files.local_files import FileBelow, OpenFile
 from audit.files.uris import is_uri
 
 
@@ -36,14 +37,12 @@ class ArrowFiles:
         found = self._filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
         return {info.base_name: info.size for info in found if info.type is fs.FileType.File}
 
-    def sizes_below(self, folder: str) -> dict[str, int]:
+    def files_below(self, folder: str) -> Iterator[FileBelow]:
         selector = fs.FileSelector(folder, recursive=True, allow_not_found=True)
-        found = self._filesystem.get_file_info(selector)
-        return {
-            info.path.removeprefix(folder).lstrip("/"): info.size
-            for info in found
-            if info.type is fs.FileType.File
-        }
+        for info in self._filesystem.get_file_info(selector):
+            if info.type is fs.FileType.File:
+                below = info.path.removeprefix(folder).lstrip("/")
+                yield FileBelow(below, info.size, info.size)
 
     def read(self, path: str) -> bytes | None:
         if self._filesystem.get_file_info(path).type is not fs.FileType.File:

@@ -4,14 +4,16 @@
 
 import errno
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 PART = ".part"  # behind the name of a file until it is complete
 
 _PROCESSES = Path("/proc")
+_BLOCK_BYTES = 512  # of `st_blocks`, whatever the disk has
 _MOST_LINKS = 40  # as Linux has it
 
 
@@ -20,6 +22,16 @@ class OpenFile(Protocol):
         """Fewer bytes at the end of the file."""
 
     def close(self) -> None: ...
+
+
+class FileBelow(NamedTuple):
+    """A file in a folder or below it. `path`: from that folder on. `stored_bytes`: what is there to
+    be read of its `size`, the rest being holes.
+    """
+
+    path: str
+    size: int
+    stored_bytes: int
 
 
 class Files(Protocol):
@@ -32,8 +44,8 @@ class Files(Protocol):
     def sizes(self, folder: str) -> dict[str, int]:
         """The size of each file in the folder; empty where there is no folder."""
 
-    def sizes_below(self, folder: str) -> dict[str, int]:
-        """Size of each file in the folder and in those below it, by its path from there on."""
+    def files_below(self, folder: str) -> Iterator[FileBelow]:
+        """The files in the folder and in those below it, in no order."""
 
     def read(self, path: str) -> bytes | None:
         """The content of a file; None if it does not exist."""
@@ -59,14 +71,15 @@ class LocalFiles:
                         found[path.name] = path.stat().st_size
         return found
 
-    def sizes_below(self, folder: str) -> dict[str, int]:
-        found = {}
+    def files_below(self, folder: str) -> Iterator[FileBelow]:
         for path, _, names in os.walk(folder):
             for name in names:
-                file = Path(path, name)
+                file = os.path.join(path, name)
                 with suppress(FileNotFoundError):  # a service drops files meanwhile
-                    found[str(file.relative_to(folder))] = file.stat().st_size
-        return found
+                    found = os.stat(file)
+                    stored_bytes = min(found.st_size, found.st_blocks * _BLOCK_BYTES)
+                    below = file.removeprefix(folder).lstrip("/")
+                    yield FileBelow(below, found.st_size, stored_bytes)
 
     def read(self, path: str) -> bytes | None:
         try:

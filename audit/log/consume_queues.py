@@ -1,5 +1,6 @@
 """Files of a store's consume queues, and their entries. Without Arrow, unless a URI names them."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -19,27 +20,38 @@ assert _ENTRY.itemsize == queue_entry.ENTRY_BYTES
 
 
 class QueueFile(NamedTuple):
+    """`stored_bytes`: what is read of its `size`, the rest being holes."""
+
     path: str
     topic: str
     queue_id: int
     first_entry: int
     size: int
+    stored_bytes: int
 
 
 def queue_files(uri: str) -> list[QueueFile]:
     """Files that have bytes, by their path; without light queues, which repeat those of topics."""
+    return sorted(_queue_files(uri))
+
+
+def has_queue_files(uri: str) -> bool:
+    """Whether there is one of them. Where there are many, most are not looked at."""
+    return next(_queue_files(uri), None) is not None
+
+
+def _queue_files(uri: str) -> Iterator[QueueFile]:
     files, path = files_of(uri)
     folder = f"{path.rstrip('/')}/{_FOLDER}"
-    found = []
-    for name, size in sorted(files.sizes_below(folder).items()):
-        base = names.base_offset(name.rpartition("/")[2])
+    for below, size, stored_bytes in files.files_below(folder):
+        base = names.base_offset(below.rpartition("/")[2])
         if base is not None and size:
-            topic, queue_id = f"{folder}/{name}".split("/")[-3:-1]
+            file = f"{folder}/{below}"
+            topic, queue_id = file.split("/")[-3:-1]
             if topic.startswith(names.LIGHT_QUEUE_PREFIX):
                 continue
             first_entry = base // queue_entry.ENTRY_BYTES
-            found.append(QueueFile(f"{folder}/{name}", topic, int(queue_id), first_entry, size))
-    return found
+            yield QueueFile(file, topic, int(queue_id), first_entry, size, stored_bytes)
 
 
 def entries(uri: str, file: QueueFile) -> dict[str, Ints]:

@@ -28,6 +28,8 @@ SCHEMA = (
 )
 
 _TASK_BYTES = 64 << 20
+_OPENING_BYTES = 16 << 10  # opening a file takes as long as reading so much
+_BATCH_ROWS = 1 << 14
 
 
 class ConsumeQueueSource(DataSource):
@@ -53,32 +55,49 @@ class ConsumeQueueReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Files bundled, so that a store of thousands of short queues is not as many tasks."""
+        """Files bundled by what is to be read of them, so that a store of thousands of short queues
+        is not as many tasks.
+
+        A file of a queue with few messages is large, and a hole but for one block.
+        """
         bundles: list[QueueFiles] = []
         room = 0
         for file in queue_files(self._uri):
-            if file.size > room:
+            cost = max(file.stored_bytes, _OPENING_BYTES)
+            if cost > room:
                 bundles.append(QueueFiles([]))
-                room = max(_TASK_BYTES, file.size)
+                room = max(_TASK_BYTES, cost)
             bundles[-1].files.append(file)
-            room -= file.size
+            room -= cost
         return list(bundles)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, QueueFiles):
             return  # of a store without queues
         schema = to_arrow_schema(self._schema, timezone="UTC")
+        read: list[tuple[QueueFile, Mapping[str, Ints]]] = []
+        rows = 0
         for file in partition.files:
-            yield _rows(file, entries(self._uri, file), schema)
+            found = entries(self._uri, file)
+            read.append((file, found))
+            rows += len(found["queue_offset"])
+            if rows >= _BATCH_ROWS:
+                yield _rows(read, schema)
+                read, rows = [], 0
+        if rows:
+            yield _rows(read, schema)
 
 
-def _rows(file: QueueFile, found: Mapping[str, Ints], schema: pa.Schema) -> pa.RecordBatch:
-    """The entries of one file, with the columns of the schema."""
-    count = len(found["queue_offset"])
+def _rows(
+    read: Sequence[tuple[QueueFile, Mapping[str, Ints]]], schema: pa.Schema
+) -> pa.RecordBatch:
+    """The entries of some files, with the columns of the schema."""
+    files, found = zip(*read, strict=True)
+    file_of = np.repeat(np.arange(len(read)), [len(columns["queue_offset"]) for columns in found])
     values = {
-        "topic": pa.array([file.topic]).take(pa.array(np.zeros(count, np.int64))),
-        "queue_id": pa.array(np.full(count, file.queue_id)),
-        **{name: pa.array(column) for name, column in found.items()},
+        "topic": pa.array([file.topic for file in files]).take(pa.array(file_of)),
+        "queue_id": pa.array(np.array([file.queue_id for file in files])[file_of]),
+        **{name: pa.array(np.concatenate([of[name] for of in found])) for name in found[0]},
     }
     return pa.RecordBatch.from_arrays(
         [values[field.name].cast(field.type) for field in schema], schema=schema

@@ -1,5 +1,6 @@
 """The log and the queues as Spark sees them: columns, filters, streams."""
 
+import os
 import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from pyspark.errors import AnalysisException
 
 from audit import columns
 from audit.log import consume_queues, log_range
+from audit.spark.consume_queue_source import ConsumeQueueReader
 from storage.formats import names, queue_entry
 from storage.formats.names import HALF_TOPIC
 from tests.golden.test_rocketmq_stores import FOLDER as BROKERS
@@ -194,6 +196,52 @@ def test_holes_of_a_queue_file_are_not_read_and_entries_beside_them_are(tmp_path
     assert entries["log_offset"].tolist() == [1_000 + number for number in numbers]
     assert entries["record_bytes"].tolist() == [100 + number % 7 for number in numbers]
     assert entries["tag_hash"].tolist() == [-number for number in numbers]
+
+
+def test_queues_with_few_messages_are_one_task_and_one_batch_however_many_they_are(spark, tmp_path):
+    """Each has a file for 300,000 entries, which is a hole behind the first block."""
+    queues = [(f"orders-{number}", queue_id) for number in range(500) for queue_id in (0, 1)]
+    for at, (topic, queue_id) in enumerate(queues):
+        folder = tmp_path / "consumequeue" / topic / str(queue_id)
+        folder.mkdir(parents=True)
+        with (folder / names.file_name(0)).open("wb") as file:
+            file.write(queue_entry.encode(1_000 + at, 100, 0))
+            file.write(queue_entry.encode(9_000 + at, 200, at))
+            file.truncate(300_000 * queue_entry.ENTRY_BYTES)
+
+    frame = spark.read.format("consumequeue").option("path", str(tmp_path)).load()
+
+    reader = ConsumeQueueReader(str(tmp_path), frame.schema)
+    (task,) = reader.partitions()
+    (batch,) = reader.read(task)
+    assert frame.rdd.getNumPartitions() == 1
+    assert batch.num_rows == 2 * len(queues)
+    assert sorted(tuple(row) for row in frame.collect()) == sorted(
+        (topic, queue_id, offset, *entry)
+        for at, (topic, queue_id) in enumerate(queues)
+        for offset, entry in enumerate([(1_000 + at, 100, 0), (9_000 + at, 200, at)])
+    )
+
+
+def test_files_of_long_queues_are_tasks_of_64_mib_and_batches_of_some_files(spark, tmp_path):
+    entries = 10_000
+    for queue_id in range(6):
+        folder = tmp_path / "consumequeue" / "orders" / str(queue_id)
+        folder.mkdir(parents=True)
+        with (folder / names.file_name(0)).open("wb") as file:
+            file.write(b"".join(queue_entry.encode(at, 100, 0) for at in range(entries)))
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, 30 << 20)
+
+    frame = spark.read.format("consumequeue").option("path", str(tmp_path)).load()
+
+    reader = ConsumeQueueReader(str(tmp_path), frame.schema)
+    tasks = reader.partitions()
+    assert [[file.queue_id for file in task.files] for task in tasks] == [[0, 1], [2, 3], [4, 5]]
+    assert [[batch.num_rows for batch in reader.read(task)] for task in tasks] == [
+        [2 * entries]
+    ] * 3
+    assert frame.count() == 6 * entries
 
 
 def test_times_are_the_ones_that_are_stored_whatever_zone_the_machine_is_in(spark, store):
