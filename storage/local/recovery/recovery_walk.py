@@ -36,13 +36,7 @@ class Walk(NamedTuple):
     synced_offset: int
 
 
-def walk_log(
-    segments: Segments,
-    vfs: Vfs,
-    begin: int,
-    feed: Feed,
-    progress: Progress,
-) -> Walk:
+def walk_log(segments: Segments, vfs: Vfs, begin: int, feed: Feed, progress: Progress) -> Walk:
     """Walk from `begin`, the border of a unit. Raises UnreadableLog."""
     end = begin
     epoch = synced_offset = 0
