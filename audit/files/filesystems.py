@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pyarrow import fs
 
 from audit.files import hdfs
-from audit.files.local_files import FileBelow, OpenFile
+from audit.files.local_files import FileBelow, Files, LocalFiles, OpenFile
 from audit.files.uris import is_uri
 
 
@@ -23,12 +23,18 @@ def filesystem_of(uri: str) -> tuple[fs.FileSystem, str]:
     return fs.LocalFileSystem(), os.path.abspath(uri)
 
 
-class ArrowFiles:
-    """The files of one of them (`files.Files`)."""
+def files_on(filesystem: fs.FileSystem) -> Files:
+    """The files of one of them. Those of this machine come from the operating system, which knows
+    their holes.
+    """
+    return LocalFiles() if isinstance(filesystem, fs.LocalFileSystem) else _ArrowFiles(filesystem)
+
+
+class _ArrowFiles:
+    is_remote = True
 
     def __init__(self, filesystem: fs.FileSystem) -> None:
         self._filesystem = filesystem
-        self.is_remote = not isinstance(filesystem, fs.LocalFileSystem)
 
     def is_folder(self, path: str) -> bool:
         return bool(self._filesystem.get_file_info(path).type is fs.FileType.Directory)

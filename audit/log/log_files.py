@@ -144,13 +144,13 @@ def files_of(uri: str) -> tuple[Files, str]:
     if not is_uri(uri):
         return LocalFiles(), os.path.abspath(uri)
     try:
-        from audit.files.filesystems import ArrowFiles, filesystem_of
+        from audit.files.filesystems import files_on, filesystem_of
     except ImportError:
         raise NoPyarrow(
             f"{without_secrets(uri)} is a URI, which is read by pyarrow; it is not installed"
         ) from None
     filesystem, path = filesystem_of(uri)
-    return ArrowFiles(filesystem), path
+    return files_on(filesystem), path
 
 
 def find_folder(uri: str) -> Folder:

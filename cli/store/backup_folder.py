@@ -22,11 +22,11 @@ class ArrowFolder:
     """
 
     def __init__(self, uri: str) -> None:
-        from audit.files.filesystems import ArrowFiles, filesystem_of
+        from audit.files.filesystems import files_on, filesystem_of
 
         self._filesystem, root = filesystem_of(uri)
         self._root = root.rstrip("/")
-        self._files = ArrowFiles(self._filesystem)
+        self._files = files_on(self._filesystem)
         self._made: set[str] = set()
         self.name = without_secrets(uri)
 

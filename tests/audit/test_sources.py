@@ -176,7 +176,8 @@ def test_the_entries_of_consume_queues_are_rows_of_their_own(spark, broker_store
     assert len({(topic, queue_id) for topic, queue_id, *_ in expected}) > 10
 
 
-def test_holes_of_a_queue_file_are_not_read_and_entries_beside_them_are(tmp_path):
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_holes_of_a_queue_file_are_not_read_and_entries_beside_them_are(tmp_path, scheme):
     """No machine has the memory for this file, nor the time."""
     folder = tmp_path / "consumequeue" / "orders" / "0"
     folder.mkdir(parents=True)
@@ -188,9 +189,10 @@ def test_holes_of_a_queue_file_are_not_read_and_entries_beside_them_are(tmp_path
             file.seek(number * queue_entry.ENTRY_BYTES)
             file.write(queue_entry.encode(1_000 + number, 100 + number % 7, -number))
         file.truncate(1 << 41)
-    (found,) = consume_queues.queue_files(str(tmp_path))
+    store = f"{scheme}{tmp_path}"
+    (found,) = consume_queues.queue_files(store)
 
-    entries = consume_queues.entries(str(tmp_path), found)
+    entries = consume_queues.entries(store, found)
 
     assert entries["queue_offset"].tolist() == numbers
     assert entries["log_offset"].tolist() == [1_000 + number for number in numbers]
@@ -198,7 +200,10 @@ def test_holes_of_a_queue_file_are_not_read_and_entries_beside_them_are(tmp_path
     assert entries["tag_hash"].tolist() == [-number for number in numbers]
 
 
-def test_queues_with_few_messages_are_one_task_and_one_batch_however_many_they_are(spark, tmp_path):
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_queues_with_few_messages_are_one_task_and_one_batch_however_many_they_are(
+    spark, tmp_path, scheme
+):
     """Each has a file for 300,000 entries, which is a hole behind the first block."""
     queues = [(f"orders-{number}", queue_id) for number in range(500) for queue_id in (0, 1)]
     for at, (topic, queue_id) in enumerate(queues):
@@ -208,10 +213,11 @@ def test_queues_with_few_messages_are_one_task_and_one_batch_however_many_they_a
             file.write(queue_entry.encode(1_000 + at, 100, 0))
             file.write(queue_entry.encode(9_000 + at, 200, at))
             file.truncate(300_000 * queue_entry.ENTRY_BYTES)
+    store = f"{scheme}{tmp_path}"
 
-    frame = spark.read.format("consumequeue").option("path", str(tmp_path)).load()
+    frame = spark.read.format("consumequeue").option("path", store).load()
 
-    reader = ConsumeQueueReader(str(tmp_path), frame.schema)
+    reader = ConsumeQueueReader(store, frame.schema)
     (task,) = reader.partitions()
     (batch,) = reader.read(task)
     assert frame.rdd.getNumPartitions() == 1
