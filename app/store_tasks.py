@@ -11,6 +11,7 @@ import structlog
 
 from delivery.leases.tasks import TaskState
 from storage.clock import Clock
+from storage.errors import reason_of
 from storage.store_status import Finding
 
 _ENDED_KEPT = 100
@@ -95,6 +96,6 @@ class StoreTasks:
             state = TaskState.CANCELLED  # by `cancel` alone, which waits for this
         except Exception as error:
             log.exception("task_failed", task_id=task.task_id, kind=task.kind)
-            task.error, state = f"{type(error).__name__}: {error}"[:1_000], TaskState.FAILED
+            task.error, state = reason_of(error), TaskState.FAILED
         task.state, task.ended_at_ms = state, self._clock.wall_ms()
         del self._running[task.task_id]

@@ -34,6 +34,7 @@ from storage.errors import (
     StorageFull,
     UnavailableError,
     UnknownSchedule,
+    reason_of,
 )
 from storage.idempotency import check_fingerprint
 from storage.message import Message
@@ -384,11 +385,11 @@ class CronService:
             if item.schedule_id not in self._delayed:
                 log.warning("cron_delayed", schedule_id=item.schedule_id, reason=str(error))
             self._delayed.add(item.schedule_id)
-            self.table.park(item, f"{type(error).__name__}: {error}"[:1_000])
+            self.table.park(item, reason_of(error))
             return []
         except Exception as error:  # any other defect of one schedule must not stop the others
             log.exception("cron_set_aside", schedule_id=item.schedule_id)
-            self.table.park(item, f"{type(error).__name__}: {error}"[:1_000])
+            self.table.park(item, reason_of(error))
             return []
         self._delayed.discard(item.schedule_id)
         if planned.skip is not None:
@@ -414,14 +415,14 @@ class CronService:
         return Step(item, fired, [message])
 
     def _parked(self, item: CronItem, moment_ms: int, refused: RejectedError) -> CronParked:
-        reason = f"{type(refused).__name__}: {refused.detail}"
+        reason = reason_of(refused)
         log.warning(
             "cron_occurrence_set_aside",
             schedule_id=item.schedule_id,
             topic=item.schedule.topic,
             reason=reason,
         )
-        return CronParked(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason[:1_000])
+        return CronParked(schedule_id=item.schedule_id, settled_ms=moment_ms, reason=reason)
 
     async def _take(self, steps: Sequence[Step]) -> int:
         """Append the steps in pieces, in their order; the number of messages."""

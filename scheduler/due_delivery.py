@@ -18,7 +18,7 @@ from scheduler.options import ScheduleOptions
 from scheduler.schedule_log import ScheduleLog
 from scheduler.under_way import UnderWay
 from storage.clock import Clock
-from storage.errors import CorruptRecord, RejectedError, UnknownQueue, UnknownTopic
+from storage.errors import CorruptRecord, RejectedError, UnknownQueue, UnknownTopic, reason_of
 from storage.message import DueEntry, Durability, Message, QueueId, StoredMessage
 from storage.store import MessageStore
 
@@ -171,9 +171,9 @@ class DueDelivery:
         error: RejectedError | CorruptRecord,
         left: dict[int, DueEntry],
     ) -> None:
-        reason = f"{type(error).__name__}: {error.detail}"
+        reason = reason_of(error)
         log.warning("delivery_set_aside", schedule_id=schedule_id, reason=reason)
-        await self._log.append([], Parked(schedule_id, entry, reason[:1_000]), Durability.SYNCED)
+        await self._log.append([], Parked(schedule_id, entry, reason), Durability.SYNCED)
         self._settle([entry], left)
 
     def _settle(self, entries: Sequence[DueEntry], left: dict[int, DueEntry]) -> None:

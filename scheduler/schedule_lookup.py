@@ -17,7 +17,7 @@ from scheduler.marks import MARK_QUEUE, Change, Parked, shown_due_ms
 from scheduler.schedule import Schedule, ScheduleState
 from scheduler.schedule_log import Finished, ScheduleLog
 from scheduler.scheduled_message import TIMER_QUEUE
-from storage.errors import CorruptRecord, RejectedError, UnknownSchedule
+from storage.errors import CorruptRecord, RejectedError, UnknownSchedule, reason_of
 from storage.formats import names
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.message import NEVER_MS, DueEntry, StoredMessage
@@ -83,7 +83,7 @@ class ScheduleLookup:
                 return Schedule(schedule_id, "", "", last.entry)
             entry = scheduled_message.parked_entry(scheduled_message.place_of(*by_place))
             if isinstance(found, CorruptRecord) and await self._log.is_due(entry):
-                return Schedule(schedule_id, "", "", entry, ScheduleState.PARKED, _reason(found))
+                return Schedule(schedule_id, "", "", entry, ScheduleState.PARKED, reason_of(found))
         for message_id in (
             scheduled_message.message_ids_by(schedule_id) if _is_readable(schedule_id) else ()
         ):
@@ -258,7 +258,7 @@ class ScheduleLookup:
             elif state.is_finished:
                 continue
             else:
-                reason = _reason(message) if isinstance(message, CorruptRecord) else None
+                reason = reason_of(message) if isinstance(message, CorruptRecord) else None
                 schedule_id = scheduled_message.schedule_id_at(
                     *scheduled_message.message_at(entry.place)
                 )
@@ -292,10 +292,6 @@ def as_made(message: StoredMessage) -> Schedule:
     )
     state = ScheduleState.SCHEDULED if reason is None else ScheduleState.PARKED
     return Schedule(schedule_id, message.message_id, topic, entry, state, reason)
-
-
-def _reason(damage: CorruptRecord) -> str:
-    return f"CorruptRecord: {damage.reason}"[:1_000]
 
 
 def _position(entry: DueEntry) -> ListPosition:

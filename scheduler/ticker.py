@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from storage.clock import Clock
-from storage.errors import FlushFailed, LogTakenAway, StoreClosed
+from storage.errors import FlushFailed, LogTakenAway, StoreClosed, reason_of
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class Ticker:
         except Exception as error:
             self.failures += 1
             self._in_a_row += 1
-            self.last_error = f"{type(error).__name__}: {error}"
+            self.last_error = reason_of(error)
             if isinstance(error, (StoreClosed, FlushFailed, LogTakenAway)):
                 # The service itself says why the store has ended; a traceback would show the next
                 # caller.

@@ -62,6 +62,8 @@ from collections.abc import Mapping
 from inspect import cleandoc
 from pathlib import PurePath
 
+_REASON_CHARACTERS = 1_000
+
 
 def _first_paragraph(kind: type) -> str:
     return " ".join(cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
@@ -489,3 +491,23 @@ class FlushFailed(StorageError):
     """A write to the log could not be made durable, or other disks did not have it before the store
     ended; whether it was stored is unknown.
     """
+
+
+# --------------------------------------------------------------------------------------------------
+# in a report
+
+
+def reason_of(error: Exception) -> str:
+    """Why something failed, in one text for a person: at most 1,000 characters. Of the path of
+    a damaged file it has the name alone, as users read it too.
+    """
+    match error:
+        case CorruptRecord(path=PurePath() as path):
+            text = error.detail.replace(str(path), path.name)
+        case MessagingError():
+            text = error.detail
+        case OSError(strerror=str(what)):
+            text = what if error.filename is None else f"{error.filename}: {what}"
+        case _:  # the text of some errors of Python is a name alone
+            text = f"{type(error).__name__}: {error}"
+    return text[:_REASON_CHARACTERS]

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from storage.errors import CheckNotOpen, StorageError, UnavailableError
+from storage.errors import CheckNotOpen, StorageError, UnavailableError, reason_of
 from storage.keyed_locks import KeyedLocks
 from storage.message import Durability
 from txn.checkback_plan import HoldReason, OnExhausted, Plan, Step, plan_check
@@ -130,7 +130,7 @@ class Checkback:
             raise
         except Exception as error:
             log.exception("transaction_set_aside", transaction_id=transaction_id)
-            self._parked[transaction_id] = f"{type(error).__name__}: {error}"[:1_000]
+            self._parked[transaction_id] = reason_of(error)
             self._table.replan(transaction, now_ms + _RETRY_MS)
             self._exhausted.pop(transaction_id, None)
             return False

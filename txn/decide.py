@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
-from storage.errors import CorruptRecord, OffsetExpired, TransactionExpired, UnknownTopic
+from storage.errors import CorruptRecord, OffsetExpired, TransactionExpired, UnknownTopic, reason_of
 from storage.keyed_locks import KeyedLocks
 from storage.message import Message, StoredMessage
 from storage.store import find_message
@@ -119,7 +119,7 @@ class Decisions:
             log.error(
                 "commit_found_damage", transaction_id=transaction.transaction_id, reason=str(damage)
             )
-            self._unreadable[transaction.transaction_id] = f"CorruptRecord: {damage.reason}"[:1_000]
+            self._unreadable[transaction.transaction_id] = reason_of(damage)
             raise
         except OffsetExpired:
             # They were damaged when their segment went, and could not be written again.

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import structlog
 
-from storage.errors import CorruptRecord, InvalidMessage, MessageTooLarge, OffsetExpired
+from storage.errors import CorruptRecord, InvalidMessage, MessageTooLarge, OffsetExpired, reason_of
 from storage.keyed_locks import KeyedLocks
 from storage.message import Durability, Message, QueueId
 from txn import half_message
@@ -73,9 +73,7 @@ class PutBack:
                     log.error(
                         "not_put_back", transaction_id=transaction.transaction_id, reason=str(error)
                     )
-                    self._parked[transaction.transaction_id] = f"{type(error).__name__}: {error}"[
-                        :1_000
-                    ]
+                    self._parked[transaction.transaction_id] = reason_of(error)
                 return
             self._parked.pop(transaction.transaction_id, None)
 

@@ -8,7 +8,7 @@ import structlog
 from scheduler.loops import Loop, ParkedItems
 from scheduler.rate_limited_save import RateLimitedSave
 from storage.clock import Clock
-from storage.errors import StorageFull, UnavailableError
+from storage.errors import StorageFull, UnavailableError, reason_of
 
 _SHOWN = 10  # of what a loop went past: enough to see what is wrong
 
@@ -61,7 +61,7 @@ class _ToleratesUnavailable:
         except (UnavailableError, StorageFull) as error:
             if self._reason is None:
                 log.warning("store_takes_nothing", reason=str(error))
-            self._reason = f"{type(error).__name__}: {error}"
+            self._reason = reason_of(error)
             return 0
         self._reason = None
         return acted

@@ -29,6 +29,7 @@ from storage.errors import (
     StorageFull,
     UnavailableError,
     UnknownReport,
+    reason_of,
 )
 from storage.idempotency import check_fingerprint
 from storage.identifiers import made_at_ms
@@ -249,7 +250,7 @@ class AuditReports:
             await self._run(report)
         except Exception as error:
             log.exception("report_failed", report_id=report.report_id)
-            await self._fail(report, f"{type(error).__name__}: {error}")
+            await self._fail(report, reason_of(error))
         await self._drop_old()
 
     async def _run(self, report: AuditReport) -> None:

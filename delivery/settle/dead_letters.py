@@ -23,6 +23,7 @@ from storage.errors import (
     UnavailableError,
     UnknownTask,
     UnknownTopic,
+    reason_of,
 )
 from storage.idempotency import check_fingerprint
 from storage.message import Durability, OffsetRange, StoredMessage
@@ -246,7 +247,7 @@ class DeadLetters:
             # Whatever it is, it must not keep later tasks from their turn.
             except Exception as error:
                 log.exception("redrive_failed", task_id=task.task_id)
-                failing[task.task_id] = f"{type(error).__name__}: {error}"[:1_000]
+                failing[task.task_id] = reason_of(error)
         self._failing = failing
         if refused is not None:
             raise refused

@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from storage.clock import Clock
-from storage.errors import CorruptRecord
+from storage.errors import CorruptRecord, reason_of
 from storage.files.durable import SyncFailed
 from storage.files.unreadable import UnreadableLog
 from storage.files.vfs import is_disk_full, is_out_of_files
@@ -383,7 +383,7 @@ class Deriver:
             return
         if self.last_error is None:
             log.warning("derived_files_wait", error=str(error))
-        self.last_error = f"{type(error).__name__}: {error}"
+        self.last_error = reason_of(error)
         self._dirty.update(dict.fromkeys(unflushed.queue for unflushed in round_.unflushed))
         if round_.thorough is not None:
             self._kept = round_.thorough.kept.replaced_by(self._kept)
