@@ -437,7 +437,7 @@ def test_a_page_behind_a_proxy_without_its_service_says_so_and_comes_back_with_i
         shown(page, f"topics/{topic}", "Message types")
 
 
-def test_a_replica_claims_nothing_of_groups_and_shows_them_once_it_is_the_service(
+def test_a_replica_claims_nothing_of_groups_and_schedules_and_shows_them_once_it_is_the_service(
     browser, tmp_path
 ):
     with (
@@ -453,10 +453,12 @@ def test_a_replica_claims_nothing_of_groups_and_shows_them_once_it_is_the_servic
         page, of_group = (browser.open(f"{replica.url}/ui/") for _ in range(2))
 
         text = shown(page, "groups", "All, by name")
+        of_schedules = shown(page, "schedules", "Not the primary")
         shown(of_group, "groups/billing", "Not the primary")
 
         assert text.count("Not the primary") == 2
         assert "No group has a message" not in text
+        assert "Cancel it" not in of_schedules  # a command for this address would be refused
 
         primary.kill()
         assert replica.terminate() == 0

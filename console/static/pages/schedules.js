@@ -41,9 +41,6 @@ export async function list({ reader, query, go }) {
         input("topic", "Topic", asked.topic),
       ),
       await section("", () => matching(reader, asked)),
-      await section("Change one", () =>
-        commands(["Cancel it:", path`/v1/schedules/${PLACE}`, { method: "DELETE" }]),
-      ),
     ],
     isLive: !query.page_token,
   };
@@ -72,5 +69,7 @@ async function matching(reader, asked) {
       "No schedule matches.",
     ),
     next("schedules", [], asked, next_page_token),
+    el("h2", {}, "Change one"),
+    ...commands(["Cancel it:", path`/v1/schedules/${PLACE}`, { method: "DELETE" }]),
   ];
 }
