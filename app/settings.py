@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import (
@@ -41,6 +41,9 @@ from delivery.options import DeliveryOptions, MemberOptions, RequestOptions
 from scheduler.options import ScheduleOptions
 from storage.local.options import LocalStoreOptions
 from txn.options import TransactionOptions
+
+if TYPE_CHECKING:  # SQLAlchemy takes a while to import, and most commands need none of it
+    from sqlalchemy.engine import URL
 
 PREFIX = "ESCROWMQ_"
 CONFIG_FILE = f"{PREFIX}CONFIG"
@@ -188,13 +191,18 @@ class Settings(BaseSettings):
         return self.data_dir / "store"
 
     @property
-    def registry_url(self) -> str:
-        return self.database_url or f"sqlite:///{self.data_dir / 'registry.db'}"
+    def registry_url(self) -> "URL":
+        from sqlalchemy.engine import URL, make_url
+
+        if self.database_url:
+            return make_url(self.database_url)
+        # in parts, as a path may have characters that mean something in the text of a URL
+        return URL.create("sqlite", database=str(self.data_dir / "registry.db"))
 
     @property
     def is_registry_shared(self) -> bool:
         """Do all machines have one registry?"""
-        return self.registry_url.startswith("postgresql")
+        return self.database_url.startswith("postgresql")
 
     @property
     def is_loopback(self) -> bool:
@@ -388,9 +396,11 @@ def _refuse_unknown_database(url: str) -> None:
 
     name = f"{PREFIX}DATABASE_URL"
     try:
-        driver = make_url(url).get_dialect()
-        driver.import_dbapi()
-    except ArgumentError:
+        parsed = make_url(url)
+        if parsed.get_backend_name() not in ("sqlite", "postgresql"):
+            raise ArgumentError
+        parsed.get_dialect().import_dbapi()
+    except (ArgumentError, ValueError):  # of a port that is no number
         raise ConfigurationError(f"{name} is no URL of a SQLite or PostgreSQL database") from None
     except ModuleNotFoundError as error:
         hint = (
@@ -401,8 +411,15 @@ def _refuse_unknown_database(url: str) -> None:
         raise ConfigurationError(
             f"{name} needs the driver {error.name}, which is not installed{hint}"
         ) from None
-    if driver.name not in ("sqlite", "postgresql"):
-        raise ConfigurationError(f"{name} is no URL of a SQLite or PostgreSQL database")
+    if parsed.get_backend_name() == "sqlite" and not _is_path(parsed.database):
+        raise ConfigurationError(
+            f"{name} must give SQLite the path of a file, as sqlite:////var/lib/registry.db does"
+        )
+
+
+def _is_path(database: str | None) -> bool:
+    """A database in memory is gone at a stop. SQLite's own URIs can be one, or read-only."""
+    return not (database or ":memory:").startswith((":memory:", "file:"))
 
 
 def _sentence(error: Any) -> str:

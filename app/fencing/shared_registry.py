@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 
 from app.registry import known_registry
 from app.registry.database import Database
@@ -24,20 +24,20 @@ from storage.errors import LaterRegistry, RegistryUnavailable, StorageFull
 class SharedRegistry:
     """The entry of the leader, as a node that is to be promoted finds it."""
 
-    def __init__(self, url: str, store_dir: Path, node: str) -> None:
+    def __init__(self, url: str | URL, store_dir: Path, node: str) -> None:
         """`url`: of the registry; one in SQLite is not shared, and says only which release it is
         of. `node`: the name of this one.
         """
-        self._url = url if url.startswith("postgresql") else ""
-        self._file = "" if self._url else make_url(url).database or ""
+        self._url = make_url(url)
+        self._is_shared = self._url.get_backend_name() == "postgresql"
         self._store_dir = store_dir
         self._node = node
 
     async def check(self, *, accept_loss: bool = False) -> Leader:
         """Return the entry that it may change. Raises CannotPromote."""
-        if not self._url:
+        if not self._is_shared:
             try:
-                await asyncio.to_thread(check_release, Path(self._file))
+                await asyncio.to_thread(check_release, Path(self._url.database or ""))
             except LaterRegistry as error:
                 raise CannotPromote(f"{error}: promote it with that release") from error
             return Leader()
@@ -60,7 +60,7 @@ class SharedRegistry:
                 Promise(leader.epoch, leader.node) if leader.epoch > promised.epoch else promised
             )
             own = await claim(place, latest)
-            if self._url:
+            if self._is_shared:
                 await self._enter(own.epoch, accept_loss=accept_loss)
             return own
 

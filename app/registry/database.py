@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 
 import structlog
 from sqlalchemy import (
+    URL,
     Column,
     Connection,
     MetaData,
@@ -167,14 +168,15 @@ class _Turn:
 class Database:
     """Opened with `open`; every statement runs on its own thread."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str | URL) -> None:
         self.identity = ""  # known once it is open
         self.changes = 0  # that were made, or may have been
         self.in_doubt = False  # one of them may have been; nothing is changed until `settle`
         # why it is no longer the registry that was opened, if it is not
         self.lost: str | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="registry")
-        is_sqlite = url.startswith("sqlite")
+        url = make_url(url)
+        is_sqlite = url.get_backend_name() == "sqlite"
         self._socket: socket.socket | None = None  # of the connection to a server
         self._turn = _Turn(0.0)  # of the job that runs
         if is_sqlite:
@@ -182,10 +184,9 @@ class Database:
             event.listen(self._engine, "connect", _set_up_sqlite)
             event.listen(self._engine, "begin", _begin_immediately)
         else:
-            patient = make_url(url)
-            if "connect_timeout" not in patient.query:
-                patient = patient.update_query_dict({"connect_timeout": f"{_PATIENCE_S:.0f}"})
-            self._engine = create_engine(patient, **_SERVER)
+            if "connect_timeout" not in url.query:
+                url = url.update_query_dict({"connect_timeout": f"{_PATIENCE_S:.0f}"})
+            self._engine = create_engine(url, **_SERVER)
             # first: SQLAlchemy's own listener has questions to a new server
             event.listen(self._engine, "connect", self._note_connection, insert=True)
 

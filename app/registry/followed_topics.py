@@ -5,11 +5,12 @@ or the database that both use.
 import asyncio
 import os
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import structlog
-from sqlalchemy import Connection, create_engine, make_url, select
+from sqlalchemy import URL, Connection, create_engine, make_url, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
@@ -28,7 +29,7 @@ log = structlog.get_logger()
 class FollowedTopics(KnownTopics):
     """The topics that were read last; none before there is a registry. Event loop only."""
 
-    def __init__(self, url: str, clock: Clock) -> None:
+    def __init__(self, url: str | URL, clock: Clock) -> None:
         """`url`: of the registry."""
         super().__init__()
         self._url = make_url(url)
@@ -83,7 +84,7 @@ class FollowedTopics(KnownTopics):
     async def _read(self) -> list[Topic]:
         if self._file is not None:
             return await asyncio.to_thread(self._read_copy, self._file)
-        database = Database(self._url.render_as_string(hide_password=False))
+        database = Database(self._url)
         try:
             return await database.read(_topics_in)
         finally:
@@ -95,7 +96,7 @@ class FollowedTopics(KnownTopics):
         """
         query = {"mode": "ro", "immutable": "1", "uri": "true"}
         engine = create_engine(
-            self._url.set(database=f"file:{file}", query=query), poolclass=NullPool
+            self._url.set(database=Path(file).absolute().as_uri(), query=query), poolclass=NullPool
         )
         with engine.connect() as connection:
             return _topics_in(connection)

@@ -232,6 +232,19 @@ def test_beyond_loopback_it_starts_with_a_key(tmp_path):
             {"ESCROWMQ_DATABASE_URL": "mssql+nothing://a:secret@b/c"},
             ["ESCROWMQ_DATABASE_URL", "no URL"],
         ),
+        (
+            {"ESCROWMQ_DATABASE_URL": "mysql://a:secret@b/c"},
+            ["ESCROWMQ_DATABASE_URL", "no URL"],
+        ),
+        *(
+            ({"ESCROWMQ_DATABASE_URL": url}, ["ESCROWMQ_DATABASE_URL", "path of a file"])
+            for url in (
+                "sqlite://",
+                "sqlite:///",
+                "sqlite:///:memory:",
+                "sqlite:///file:secret?mode=memory&uri=true",
+            )
+        ),
         ({"ESCROWMQ_CONFIG": "/nowhere.toml"}, ["/nowhere.toml", "does not exist"]),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -168,6 +168,21 @@ def test_a_registry_of_a_later_release_is_refused_in_one_line_and_is_left_as_it_
             ok(api.get("/v1/topics/orders"))
 
 
+@pytest.mark.parametrize("name", ["a?b", "a%41", "a#b c", "ä;b", "not-unicode-\udcff"])
+def test_the_registry_is_in_the_folder_of_the_data_whatever_its_name(tmp_path, name):
+    data = tmp_path / "around" / name / "data"
+    data.parent.mkdir(parents=True)
+    with Server(data, dev=False) as server, server.client() as api:
+        ok(api.post("/v1/topics", json={"topic": "orders", "queues": 1}), 201)
+        assert server.terminate() == 0
+
+        assert [file.name for file in data.glob("registry.db")] == ["registry.db"]
+        assert list((tmp_path / "around").iterdir()) == [tmp_path / "around" / name]
+
+        server.start()
+        ok(api.get("/v1/topics/orders"))
+
+
 def test_a_folder_in_the_place_of_the_registry_is_refused_in_one_line(tmp_path):
     (tmp_path / "data" / "registry.db").mkdir(parents=True)
     server = Server(tmp_path / "data", dev=False)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import URL, insert
 from structlog.testing import capture_logs
 
 from app.registry.database import Database
@@ -27,14 +27,18 @@ ROW = {
 }
 
 
+def url_of(file: Path) -> URL:
+    return URL.create("sqlite", database=str(file))
+
+
 class Copied:
     """A registry, and the file of a replica that is replaced by a copy of it."""
 
     def __init__(self, folder: Path) -> None:
-        self.database = Database(f"sqlite:///{folder / REGISTRY}")
+        self.database = Database(url_of(folder / REGISTRY))
         self._folder = folder
         self.path = folder / "copy.db"
-        self.topics = FollowedTopics(f"sqlite:///{self.path}", ManualClock())
+        self.topics = FollowedTopics(url_of(self.path), ManualClock())
         self.store = MemoryMessageStore(ManualClock())
 
     async def add(self, topic: str, **more: Any) -> None:
@@ -56,7 +60,9 @@ class Copied:
 
 @pytest.fixture
 async def copied(tmp_path):
-    made = Copied(tmp_path)
+    folder = tmp_path / "a?b%41#c \udcff"  # what a URL of SQLite would take for something else
+    folder.mkdir()
+    made = Copied(folder)
     await made.database.open()
     yield made
     await made.database.aclose()
