@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 
 import msgspec
 from crc32c import crc32c
@@ -310,7 +311,8 @@ def _has_registry(backup: Backup) -> bool:
 
 def _advice(choice: Choice, target: Path, problem: str) -> Iterator[str]:
     if problem:
-        yield f"Repair the store (escrowmq store repair {target}) before you start the service"
+        repair = f"escrowmq store repair {quote(str(target))}"
+        yield f"Repair the store ({repair}) before you start the service"
     if not _has_registry(choice.files_of):
         yield (
             "The backup has no registry: restore its database to the same point before you start "
@@ -318,4 +320,4 @@ def _advice(choice: Choice, target: Path, problem: str) -> Iterator[str]:
         )
     elif choice.is_registry_newer:
         yield "The registry is that of the backup, which is newer than the point"
-    yield f"Start the service with: escrowmq serve --data-dir {target}"
+    yield f"Start the service with: escrowmq serve --data-dir {quote(str(target))}"

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from enum import Enum
 from functools import partial
+from shlex import quote
 
 import msgspec
 import structlog
@@ -424,7 +425,7 @@ class ServiceLifecycle:
             return "restore the file from a copy, or remove it and its .bak"
         if remedy := getattr(error, "remedy", ""):
             return str(remedy)
-        command = f"escrowmq store repair {self.settings.store_dir.resolve()}"
+        command = f"escrowmq store repair {quote(str(self.settings.store_dir.resolve()))}"
         if isinstance(error, UnreadableLog):
             return (
                 "start again: the disk may have failed for a moment. Where it fails there again, "
@@ -521,8 +522,8 @@ def _refuse_replica(settings: Settings) -> None:
     if note is not None:
         raise ConfigurationError(
             f"{settings.data_dir} is a replica of {note.primary or 'a service'}: when that is gone "
-            f"for good, `escrowmq replica promote --data-dir {settings.data_dir}` makes it a "
-            "service's"
+            f"for good, `escrowmq replica promote --data-dir {quote(str(settings.data_dir))}` "
+            "makes it a service's"
         )
 
 

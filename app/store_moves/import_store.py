@@ -4,6 +4,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 from app.services import Services
@@ -106,7 +107,7 @@ def write_settings(work: Path, geometry: Geometry) -> None:
 
 
 def _advice(target: Path, geometry: Geometry) -> list[str]:
-    sentences = [f"Start the service with: escrowmq serve --data-dir {target}"]
+    sentences = [f"Start the service with: escrowmq serve --data-dir {quote(str(target))}"]
     if geometry.options():
         sentences.append(f"It reads {target / OWN_FILE}, which has these settings:")
     return sentences

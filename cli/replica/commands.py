@@ -4,6 +4,7 @@ that machine is gone.
 
 import sys
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -233,7 +234,7 @@ def _promote_stopped(data_dir: Path, *, accept_loss: bool, yes: bool, config: Pa
             if has_nodes:
                 replica_promote.show_others(settings, sys.stderr)
             more = " --accept-loss" if accept_loss else ""
-            do = f"escrowmq replica promote --data-dir {data_dir}{more} --yes"
+            do = f"escrowmq replica promote --data-dir {quote(str(data_dir))}{more} --yes"
             say(f"Nothing is changed. Do it with: {do}")
             return
         end = replica_promote.carry_out(settings, accept_loss=accept_loss)
@@ -249,4 +250,5 @@ def _promote_stopped(data_dir: Path, *, accept_loss: bool, yes: bool, config: Pa
     except StorageError as error:
         say(f"The copy is damaged: {in_short(error)}")
         raise typer.Exit(exit_codes.DATA_DAMAGED) from None
-    say(f"Promoted: the log ends at {end:,}. Start it: escrowmq serve --data-dir {data_dir}")
+    start = f"escrowmq serve --data-dir {quote(str(data_dir))}"
+    say(f"Promoted: the log ends at {end:,}. Start it: {start}")

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -169,7 +170,8 @@ def _lines_of_restore(done: Restored) -> Iterator[str]:
     if done.problem:
         yield f"The store cannot be opened: {done.problem}"
     elif done.findings:
-        yield f"{len(done.findings)} findings: `escrowmq store verify {done.target}` lists them"
+        verify = f"escrowmq store verify {quote(str(done.target))}"
+        yield f"{len(done.findings)} findings: `{verify}` lists them"
     else:
         yield "Queues, index and timers were rebuilt, and all of it was verified"
     yield from done.advice

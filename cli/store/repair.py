@@ -4,6 +4,7 @@ import errno
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Any, TextIO
 
 import msgspec
@@ -58,7 +59,7 @@ def show(report: dict[str, Any], out: TextIO) -> None:
     if "findings" in report:
         for finding in report["findings"]:
             write(f"log offset {finding['offset']}: {finding['problem']}\n")
-            write(f"    escrowmq store repair {report['store']} {finding['repair']}\n")
+            write(f"    escrowmq store repair {quote(str(report['store']))} {finding['repair']}\n")
         write(f"{len(report['findings']) or 'Nothing'} to repair. Nothing was changed.\n")
         return
     write(f"Done: {report['repair']}.\n")

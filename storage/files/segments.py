@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import PurePath
+from shlex import quote
 
 import numpy as np
 import structlog
@@ -502,7 +503,7 @@ class Segments:
         if len(begins) == 1 and length < self._segment_bytes:
             remedy += (
                 "; or, if the only segment was truncated, run `escrowmq store repair "
-                f"{self._directory.parent} --fit-segment {names.file_name(begins[0])}`"
+                f"{quote(str(self._directory.parent))} --fit-segment {names.file_name(begins[0])}`"
             )
         raise UnknownFormat(
             self._directory,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -371,7 +372,8 @@ def test_a_log_of_dledger_is_65_and_no_repair_is_suggested(tmp_path):
 
 
 def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):
-    with Server(tmp_path / "data") as server, server.client() as api:
+    data = tmp_path / "my data"  # a command with it can be typed as it is shown
+    with Server(data) as server, server.client() as api:
         for number in range(20):
             ok(
                 api.post(
@@ -387,7 +389,7 @@ def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):
         )
         ok(api.post("/v1/topics/orders/messages", json={"payload": "z" * 500, "queue_id": 0}), 201)
         server.kill()
-        segment = tmp_path / "data" / "store" / "commitlog" / f"{0:020d}"
+        segment = data / "store" / "commitlog" / f"{0:020d}"
         flip(segment, receipt["log_offset"] + 300)
 
         status, log = outcome(server)
@@ -396,15 +398,15 @@ def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):
     assert str(segment) in log
     assert re.search(r"log offset \d+", log)
     assert "Traceback" not in log
-    command = re.search(r"escrowmq (store repair \S+ --blank-unit \d+)", log)
+    command = re.search(r"escrowmq (store repair '.+?' --blank-unit \d+)", log)
     assert command is not None, log
 
-    status, listed = escrowmq("store", "repair", str(tmp_path / "data"))
+    status, listed = escrowmq("store", "repair", str(data))
     assert (status, command.group(1) in listed) == (1, True), listed
-    status, done = escrowmq(*command.group(1).split())
+    status, done = escrowmq(*shlex.split(command.group(1)))
     assert (status, "lost: orders, queue 0, offsets 20 to 20" in done) == (0, True), done
-    with Server(tmp_path / "data") as server, server.client() as api:
-        assert escrowmq("store", "repair", str(tmp_path / "data"))[0] == 73
+    with Server(data) as server, server.client() as api:
+        assert escrowmq("store", "repair", str(data))[0] == 73
         page = ok(api.get("/v1/topics/orders/queues/0/messages", params={"offset": 21}))
         assert [message["payload"][0] for message in page["messages"]] == ["z"]
         assert_problem(
@@ -421,7 +423,7 @@ def test_a_damaged_store_is_65_with_the_place_in_the_log(tmp_path):
             == 20
         )
         assert server.terminate() == 0
-    status, verified = escrowmq("store", "verify", str(tmp_path / "data"))
+    status, verified = escrowmq("store", "verify", str(data))
     assert (status, "no findings" in verified) == (0, True), verified
 
 

@@ -175,10 +175,11 @@ def pulled(api: Any, topic: str, number: int) -> list[dict[str, Any]]:
 
 
 def test_the_settings_are_also_in_a_file_that_serve_takes(store, tmp_path):
-    _, report, output = run(store, tmp_path / "data")
-    file = tmp_path / "data" / "escrowmq.toml"
+    data = tmp_path / "my data"
+    _, report, output = run(store, data)
+    file = data / "escrowmq.toml"
 
-    assert f"escrowmq serve --data-dir {tmp_path / 'data'}\n" in output
+    assert f"escrowmq serve --data-dir '{data}'\n" in output
     assert str(file) in output
     for name, value in report["settings"].items():
         assert f"{name.removeprefix('ESCROWMQ_LOCAL__').lower()} = {value}\n" in file.read_text()
