@@ -15,6 +15,8 @@ LOCK = "pip install -r requirements-audit.lock"
 _ERROR_CHARACTERS = 2_000
 _JAVA_CALL = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")  # as py4j writes it
 _JAVA_FRAME = re.compile(r"\n\s+(?:at [^\n]+\([^\n]*\)|\.\.\. [0-9]+ more)(?=\n|\Z)")
+_JAVA_CLASS = re.compile(r"^(Caused by: )?(?:[a-z]\w*\.)+([A-Z][\w$]*): ([^\n]+)", re.MULTILINE)
+_CONTEXT_WAS_MADE = "\nThis stopped SparkContext was created at:"
 _TRACEBACK = "Traceback (most recent call last)"
 _PYTHON_ERROR = re.compile(r"\A(?:\w+\.)*(\w+)(?:\Z|:\s*)")  # as a traceback ends
 # their texts say little without their names, being of a bug
@@ -120,8 +122,9 @@ def in_short(error: Exception) -> str:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         return _printable(text)
     kind = type(error).__name__
-    text = str(error).partition("\nJVM stacktrace")[0].strip()
-    text = _JAVA_FRAME.sub("", _JAVA_CALL.sub("", text)).strip()
+    text = str(error).partition("\nJVM stacktrace")[0].partition(_CONTEXT_WAS_MADE)[0].strip()
+    text, is_of_java = _JAVA_CALL.subn("", text)
+    text = _JAVA_FRAME.sub("", text).strip()
     _, traceback, behind = text.rpartition(_TRACEBACK)
     if traceback:
         text = next(
@@ -129,6 +132,8 @@ def in_short(error: Exception) -> str:
         )
         if raised := _PYTHON_ERROR.match(text):
             kind, text = raised[1], text[raised.end() :]
+    elif is_of_java:
+        text = _JAVA_CLASS.sub(r"\1\3 (\2)", text)
     if text and kind not in _UNCLEAR:
         return _printable(text)
     return f"{_printable(text) or 'no reason is given'} ({kind})"

@@ -20,6 +20,7 @@ import typer
 
 from audit.checks.kinds import FAULTY_KINDS, KINDS
 from audit.files.uris import without_secrets
+from audit.report.terminal import printable
 from audit.verdicts import FAIL_ON, FINDINGS
 from cli.common import LOCK, Exit, in_short, needs, say, write_whole
 
@@ -37,6 +38,8 @@ _MASTER = re.compile(  # as Spark's SparkContext and SparkSubmit read it
 _MEMORY = re.compile(r"([1-9][0-9]{0,11})([kmgt])", re.IGNORECASE)
 _UNITS = {"k": 1, "m": 1 << 10, "g": 1 << 20, "t": 1 << 30}  # KiB
 _LEAST_MEMORY = 450 << 10  # KiB: with less no Spark starts
+_KILLED = re.compile(r"Application has been killed\. Reason: ([^\n]+)")  # in Spark's log
+_END_BYTES = 1 << 16
 
 
 class ProgressAs(StrEnum):
@@ -147,6 +150,7 @@ def log_of_spark(asked: Path | None) -> Iterator[Path]:
     command fails.
     """
     path = asked or _temporary_log()
+    begin = path.stat().st_size if path.is_file() else 0  # behind those of earlier runs
     says_why = False
     try:
         yield path
@@ -154,11 +158,23 @@ def log_of_spark(asked: Path | None) -> Iterator[Path]:
         is_failure = ended.exit_code == Exit.NOT_CARRIED_OUT
         says_why = is_failure and path.is_file() and path.stat().st_size > 0
         if says_why:
+            if reason := _reason_of_the_end(path, begin):
+                say(f"Spark has ended: {reason}")
             say(f"What Spark had to say is in {path}")
         raise
     finally:
         if asked is None and not says_why:
             path.unlink(missing_ok=True)
+
+
+def _reason_of_the_end(log: Path, begin: int) -> str | None:
+    """Why Spark gave up, for example on a master that does not answer. The error that reaches the
+    command says only that it has.
+    """
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - _END_BYTES, begin))
+        found = _KILLED.findall(file.read().decode("utf-8", "replace"))
+    return printable(found[-1]) if found else None
 
 
 def _temporary_log() -> Path:

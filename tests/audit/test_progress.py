@@ -6,10 +6,12 @@ import stat
 from io import StringIO
 
 import pytest
+import typer
 from rich.console import Console
 
 from audit.report import progress
 from cli.audit.common import log_of_spark
+from cli.common import Exit
 from tests.support.http import until
 
 
@@ -27,6 +29,30 @@ def test_tasks_are_counted_once_some_are_known(monkeypatch, is_terminal):
         until(lambda: re.search(r"3( of |/)7 tasks", shown.getvalue()), "tasks are counted")
 
     assert not re.search(r"tasks|None", before)
+
+
+def test_why_spark_gave_up_is_shown_from_its_log(tmp_path, capsys):
+    """What the command gets is that its SparkContext was stopped."""
+    log = tmp_path / "spark.log"
+    lines = (
+        "WARN StandaloneAppClient: Failed to connect to master m:7077\n"
+        "ERROR StandaloneSchedulerBackend: Application has been killed. "
+        "Reason: All masters are unresponsive! Giving up.\n"
+    )
+
+    def fails(said: str) -> None:
+        with log_of_spark(log), log.open("a") as file:
+            file.write(said)
+            raise typer.Exit(Exit.NOT_CARRIED_OUT)
+
+    for said, reason in (
+        (lines, ["Spark has ended: All masters are unresponsive! Giving up."]),
+        ("ERROR another\n", []),
+    ):
+        with pytest.raises(typer.Exit):
+            fails(said)
+        where = f"What Spark had to say is in {log}"
+        assert capsys.readouterr().err.splitlines() == [*reason, where]
 
 
 def test_the_temporary_log_of_spark_is_a_new_file_of_this_user_alone(tmp_path, monkeypatch):

@@ -53,8 +53,24 @@ Caused by: java.io.IOException: no route
 """
 
     assert in_short(RuntimeError(error)) == (
-        "org.apache.spark.SparkException: Could not parse Master URL: 'local[x]'\n"
-        "Caused by: java.io.IOException: no route"
+        "Could not parse Master URL: 'local[x]' (SparkException)\nCaused by: no route (IOException)"
+    )
+
+
+def test_where_spark_has_ended_it_is_not_shown_where_it_was_made():
+    error = """An error occurred while calling o42.load.
+: java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.
+This stopped SparkContext was created at:
+
+org.apache.spark.api.java.JavaSparkContext.<init>(JavaSparkContext.scala:59)
+
+The currently active SparkContext was created at:
+
+(No active SparkContext.)
+"""
+
+    assert in_short(RuntimeError(error)) == (
+        "Cannot call methods on a stopped SparkContext. (IllegalStateException)"
     )
 
 
