@@ -25,12 +25,21 @@ def write_json(file: Path | None, report: Any) -> None:
     """
     if file is None:
         return
-    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
     if file == STDOUT:
-        sys.stdout.write(text)
+        sys.stdout.write(_text(report, sys.stdout.encoding))
         return
     try:
-        file.write_text(text, "utf-8")
+        file.write_text(_text(report, "utf-8"), "utf-8")
     except OSError as error:
         say(f"{file}: the report could not be written: {error}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
+
+
+def _text(report: Any, encoding: str) -> str:
+    """As JSON, with escapes where this encoding lacks a character, or a path is not Unicode."""
+    text = json.dumps(report, indent=2, ensure_ascii=False) + "\n"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return json.dumps(report, indent=2) + "\n"
+    return text

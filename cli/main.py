@@ -5,6 +5,7 @@ refusal come at once.
 import gc
 import sys
 from inspect import cleandoc
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -163,4 +164,6 @@ _join_lines(app)
 
 def main() -> None:
     """The entry point."""
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it by itself
     app()

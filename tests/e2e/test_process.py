@@ -1,5 +1,6 @@
 """The service as a process: its keys, its settings, its exit status, its signals, its files."""
 
+import json
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ import cli.main
 from tests.support.http import assert_problem, ok, until
 from tests.support.live_files import states_of
 from tests.support.server import Server
+from tests.support.written_log import WrittenLog
 
 KEYS = {"ESCROWMQ_API_KEYS": '["first-key", "zweiter-schlüssel", "clé à"]'}
 PROBES = (
@@ -233,9 +236,9 @@ def test_beyond_loopback_it_starts_with_a_key(tmp_path):
             {"ESCROWMQ_DATABASE_URL": "mssql+nothing://a:secret@b/c"},
             ["ESCROWMQ_DATABASE_URL", "no URL"],
         ),
-        (
-            {"ESCROWMQ_DATABASE_URL": "mysql://a:secret@b/c"},
-            ["ESCROWMQ_DATABASE_URL", "no URL"],
+        *(
+            ({"ESCROWMQ_DATABASE_URL": url}, ["ESCROWMQ_DATABASE_URL", "no URL"])
+            for url in ("mysql://a:secret@b/c", "postgresql://a:b@c:secret/d")
         ),
         *(
             ({"ESCROWMQ_DATABASE_URL": url}, ["ESCROWMQ_DATABASE_URL", "path of a file"])
@@ -269,6 +272,28 @@ def test_a_settings_file_that_is_not_utf_8_is_78_with_one_line(tmp_path):
     assert log.strip().splitlines() == [log.strip()]
     assert "UTF-8" in log
     assert str(config) in log
+
+
+@pytest.mark.parametrize("name", ["größe", "not-unicode-\udcff"])
+def test_a_path_that_the_terminal_cannot_show_ends_no_command(tmp_path, name):
+    store = WrittenLog(tmp_path / name / "store").close()
+    report = tmp_path / "report.json"
+
+    def verify(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "escrowmq", "store", "verify", str(store), *arguments],
+            env=os.environ | {"PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout
+
+    assert name.encode("ascii", "backslashreplace").decode() in verify("--json", str(report))
+    assert json.loads(verify("--json", "-"))["store"] == str(store)
+    assert json.loads(report.read_text("utf-8"))["store"] == str(store)
 
 
 def test_a_store_given_as_the_data_directory_is_refused_and_left_alone(tmp_path):
