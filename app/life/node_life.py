@@ -139,7 +139,7 @@ class NodeLife:
                         log.exception("failover_failed")
             elif self._failover.is_due():
                 try:
-                    await asyncio.shield(self._in_background(self._promote(self._hear_of_loss)))
+                    await self._replace_lost()
                 except CannotPromote as reason:
                     self._failover.postpone()
                     if str(reason) != waits_for:
@@ -231,11 +231,16 @@ class NodeLife:
             check(heard)
         return heard
 
-    async def _hear_of_loss(self, quorum: Quorum) -> list[Heard]:
+    async def _replace_lost(self) -> None:
         """Raises CannotPromote where there may be a service, and where there never was one."""
-        candidate = await self._candidate()
-        if candidate.place == LogPlace(0, 0):
+        # Not as a part of the promotion: it would refuse the first one, by a person, meanwhile.
+        if (await self._candidate()).place == LogPlace(0, 0):
             raise CannotPromote("no service has begun yet: promote one of the machines")
+        await asyncio.shield(self._in_background(self._promote(self._hear_of_loss)))
+
+    async def _hear_of_loss(self, quorum: Quorum) -> list[Heard]:
+        """Raises CannotPromote where there may be a service."""
+        candidate = await self._candidate()
 
         def check(heard: list[Heard]) -> None:
             quorum.check_loss(heard)
