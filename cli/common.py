@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from app.error_text import without_number
 from audit.files.uris import is_uri, without_secrets
 from audit.report.terminal import printable
 
@@ -140,9 +141,10 @@ def in_short(error: Exception) -> str:
 
 
 def _printable(text: str) -> str:
-    shown = without_secrets(text)[:_ERROR_CHARACTERS]
+    shown = without_secrets(without_number(text))[:_ERROR_CHARACTERS]
     return "\n".join(map(printable, shown.splitlines()))
 
 
 def say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    """Write a line for a person to standard error; what went wrong is in words there."""
+    sys.stderr.write(f"{without_number(text)}\n")

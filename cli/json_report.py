@@ -31,7 +31,7 @@ def write_json(file: Path | None, report: Any) -> None:
     try:
         file.write_text(_text(report, "utf-8"), "utf-8")
     except OSError as error:
-        say(f"{file}: the report could not be written: {error}")
+        say(f"{file}: the report could not be written: {error.strerror}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None
 
 

@@ -14,6 +14,7 @@ import typer
 from app.life import exit_codes
 from cli.audit import commands as audit
 from cli.audit import compact, reconcile, run, watch
+from cli.common import say
 from cli.group import commands as group
 from cli.import_ import commands as import_
 from cli.replica import commands as replica
@@ -98,7 +99,7 @@ def serve(
             accept_registry=accept_registry,
         )
     except ConfigurationError as error:
-        sys.stderr.write(f"escrowmq: {error}\n")
+        say(f"escrowmq: {error}")
         raise typer.Exit(exit_codes.CONFIGURATION) from None
     from cli import serve as command
 

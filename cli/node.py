@@ -1,12 +1,12 @@
 """`escrowmq node`: a machine that is the service or a replica, as a process."""
 
-import sys
 from pathlib import Path
 
 from app.life import exit_codes
 from app.main import create_node_app
 from app.settings import ConfigurationError, Settings, load, settings_file_of
 from cli import serve
+from cli.common import say
 
 
 def run(*, host: str | None, port: int | None, data_dir: Path | None, config: Path | None) -> int:
@@ -17,7 +17,7 @@ def run(*, host: str | None, port: int | None, data_dir: Path | None, config: Pa
         )
         check(settings)
     except ConfigurationError as error:
-        sys.stderr.write(f"escrowmq: {error}\n")
+        say(f"escrowmq: {error}")
         return exit_codes.CONFIGURATION
     return serve.run(settings, create_node_app)
 

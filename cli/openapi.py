@@ -8,7 +8,7 @@ import typer
 
 from app.main import create_app
 from app.settings import Settings
-from cli.common import Exit, say
+from cli.common import Exit, in_short, say
 
 
 def render() -> str:
@@ -25,5 +25,5 @@ def run(out: Path | None) -> None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(render(), "utf-8")
     except OSError as error:
-        say(f"The document could not be written: {error}")
+        say(f"The document could not be written: {in_short(error)}")
         raise typer.Exit(Exit.NOT_CARRIED_OUT) from None

@@ -20,6 +20,7 @@ from app.observability.logs import configure_logging
 from app.observability.open_files import raise_limit
 from app.server.connection import Connection, HttpServer
 from app.settings import ConfigurationError, Settings
+from cli.common import say
 from storage.local.options import FlushPolicy
 
 _BACKLOG = 2048
@@ -96,7 +97,7 @@ def run(settings: Settings, create: Callable[[Settings], FastAPI] = create_app) 
     try:
         settings = file_budget.fit(settings, limit)
     except ConfigurationError as error:
-        sys.stderr.write(f"escrowmq: {error}\n")
+        say(f"escrowmq: {error}")
         return exit_codes.CONFIGURATION
     try:
         listener = _listen(settings.host, settings.port)

@@ -7,6 +7,7 @@ import httpx
 import msgspec
 from pydantic import SecretStr
 
+from app.error_text import without_number
 from app.names.options import NameOptions
 from app.names.registrar import CannotRegister, NameServer
 from app.names.registration import NodeRegistration
@@ -86,7 +87,7 @@ def reason_without_answer(error: httpx.HTTPError) -> str:
     """The reason why there is no answer, for a person."""
     if isinstance(error, httpx.TimeoutException):
         return "it does not answer in time"
-    return str(error) or "the connection was cut"
+    return without_number(str(error)) or "the connection was cut"
 
 
 def reason_of(response: httpx.Response) -> str:

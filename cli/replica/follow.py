@@ -1,13 +1,13 @@
 """`escrowmq replica follow`: the replica as a process."""
 
 import dataclasses
-import sys
 from pathlib import Path
 
 from app.life import exit_codes
 from app.main import create_replica_app
 from app.settings import ConfigurationError, load, settings_file_of
 from cli import serve
+from cli.common import say
 
 
 def run(
@@ -38,6 +38,6 @@ def run(
                 "ESCROWMQ_NAMES__SERVERS machines that know it"
             )
     except ConfigurationError as error:
-        sys.stderr.write(f"escrowmq: {error}\n")
+        say(f"escrowmq: {error}")
         return exit_codes.CONFIGURATION
     return serve.run(settings, create_replica_app)

@@ -93,7 +93,7 @@ def test_a_refusal_that_is_no_problem_document_is_shown(body):
     [
         (httpx.ReadTimeout(""), "it does not answer in time"),
         (httpx.ReadError(""), "the connection was cut"),
-        (httpx.ConnectError("[Errno 111] Connection refused"), "[Errno 111] Connection refused"),
+        (httpx.ConnectError("[Errno 111] Connection refused"), "Connection refused"),
     ],
 )
 def test_a_machine_without_an_answer_has_a_reason_in_words(error, reason):
