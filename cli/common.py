@@ -32,6 +32,7 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_CARRIED_OUT = 3
     NOT_BALANCED = 4
+    STOPPED = 130  # as of a process that SIGINT ends
 
 
 def needs(*packages: str, text: str) -> None:

@@ -19,7 +19,6 @@ from cli.progress import Note, progress
 from cli.store import move as store_move
 from storage.errors import DirectoryInUse
 
-_STOPPED = 130  # as of a process that SIGINT ends
 _SETTLE_S = 5.0
 
 
@@ -48,7 +47,7 @@ def run(
             ownership.close()
     except KeyboardInterrupt:
         say(f"Stopped. The same command goes on where {folder} ends")
-        return _STOPPED
+        return Exit.STOPPED
     except (CannotFollow, OtherLog, BadNote, TargetRefused, StoreRefused) as error:
         say(f"{source} cannot be followed: {error}")
         return exit_codes.CONFIGURATION
@@ -59,7 +58,7 @@ def run(
         say(f"The copy cannot be written: {error}. The same command goes on where {folder} ends")
         return exit_codes.STORAGE_FAILED
     except (OSError, EOFError, BadAnswer, Refused) as error:
-        say(f"{source} could not be followed: {in_short(error) or 'no answer'}")
+        say(f"{source} could not be followed: {in_short(error)}")
         return Exit.NOT_CARRIED_OUT
     assert take_over is not None, "else it has no end"
     say(f"All of the broker's log is here, up to {end:,}. Stop the broker now")

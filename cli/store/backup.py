@@ -1,7 +1,7 @@
 """`escrowmq store backup`, `restore` and `backups`: run one, show how far it is, and report."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -9,26 +9,24 @@ from typing import Any
 import msgspec
 
 from app.backup import manifest
-from app.backup.make import CopyDiffers, Made, make_backup
-from app.backup.manifest import BackupDamaged, BackupRefused
+from app.backup.make import Made, make_backup
+from app.backup.manifest import BackupRefused
 from app.backup.point import Point, time_text
 from app.backup.restore import Restored, restore
 from app.life import exit_codes
 from app.observability.logs import configure_logging
 from app.registry.registry_files import REGISTRY
-from app.settings import ConfigurationError, load
-from app.store_moves.disk_space import DiskFull, full_disk_is_named
-from app.store_moves.ownership import is_permission_error
-from app.store_moves.store_folder import TooManyFiles
-from app.store_moves.work_folder import TargetRefused, check_apart
-from audit.files.uris import is_uri, without_secrets
-from cli.common import Exit, in_short, say
+from app.settings import load
+from app.store_moves.disk_space import full_disk_is_named
+from app.store_moves.work_folder import check_apart
+from audit.files.uris import is_uri
+from cli.common import Exit
 from cli.json_report import STDOUT, write_json
 from cli.progress import progress
 from cli.store.backup_folder import folder_of
-from storage.errors import DirectoryInUse, MessagingError, RegistryUnavailable
+from cli.store.operation import Operation, carry_out
 
-_STOPPED = 130  # as of a process that SIGINT ends
+_IN_USE = "Another run writes to the folder of the backups"
 
 
 def backup(
@@ -37,26 +35,30 @@ def backup(
     """The exit status."""
     source = source.absolute()
 
-    def run() -> int:
+    def run() -> Made:
         if not is_uri(where):
             check_apart(source, Path(where).absolute())
         with (
             progress(None if quiet else sys.stderr) as note,
             full_disk_is_named(Path(where) if not is_uri(where) else source),
         ):
-            made = make_backup(source, folder_of(where), note=note, keep=keep)
+            return make_backup(source, folder_of(where), note=note, keep=keep)
+
+    def show(made: Made) -> int:
         _report(made, json_file, quiet, _lines_of_backup(made))
         return Exit.FINDINGS if made.damage else Exit.CLEAN
 
-    stopped = "Stopped. Run the command again: it goes on where it was"
-    return _carried_out(run, "backup", json_file, stopped)
+    operation = Operation(
+        "backup", _IN_USE, lambda: "Run the command again: it goes on where it was"
+    )
+    return carry_out(operation, run, show, json_file)
 
 
 def restored(where: str, target: Path, point: Point, *, json_file: Path | None, quiet: bool) -> int:
     """The exit status."""
     target = target.absolute()
 
-    def run() -> int:
+    def run() -> Restored:
         if not is_uri(where):
             check_apart(Path(where).absolute(), target)
         configure_logging(level="error", readable=True, is_final=False)
@@ -65,22 +67,25 @@ def restored(where: str, target: Path, point: Point, *, json_file: Path | None, 
             progress(None if quiet else sys.stderr) as note,
             full_disk_is_named(target),
         ):
-            done = restore(folder_of(where), target, point, settings, note=note)
+            return restore(folder_of(where), target, point, settings, note=note)
+
+    def show(done: Restored) -> int:
         _report(done, json_file, quiet, _lines_of_restore(done))
         if done.problem:
             return exit_codes.DATA_DAMAGED
         return Exit.FINDINGS if done.findings else Exit.CLEAN
 
-    return _carried_out(run, "restore", json_file, f"Stopped. Nothing is left in {target}")
+    operation = Operation("restore", _IN_USE, lambda: f"Nothing is left in {target}")
+    return carry_out(operation, run, show, json_file)
 
 
 def listed(where: str, *, json_file: Path | None, quiet: bool) -> int:
     """The exit status."""
 
-    def run() -> int:
+    def run() -> list[dict[str, Any]]:
         if not is_uri(where) and not Path(where).is_dir():
             raise BackupRefused(f"{where} is no folder")
-        rows = [
+        return [
             {
                 "name": name,
                 "made_at": time_text(one.made_ms),
@@ -92,47 +97,15 @@ def listed(where: str, *, json_file: Path | None, quiet: bool) -> int:
             }
             for name, one in manifest.read_all(folder_of(where)).items()
         ]
+
+    def show(rows: list[dict[str, Any]]) -> int:
         write_json(json_file, {"report": "store_backups", "backups": rows})
         if not quiet and json_file != STDOUT:
             sys.stdout.writelines(f"{line}\n" for line in _table(rows))
         return Exit.CLEAN
 
-    return _carried_out(run, "list", json_file, "Stopped")
-
-
-def _carried_out(
-    run: Callable[[], int], operation: str, json_file: Path | None, stopped: str
-) -> int:
-    try:
-        return run()
-    except ConfigurationError as error:
-        say(f"escrowmq: {error}")
-        return exit_codes.CONFIGURATION
-    except (BackupRefused, TargetRefused) as error:
-        say(f"Refused: {error}")
-        write_json(json_file, {"report": f"store_{operation}", "refused": [str(error)]})
-        return exit_codes.CONFIGURATION
-    except KeyboardInterrupt:
-        say(stopped)
-        return _STOPPED
-    except DiskFull as error:
-        say(str(error))
-        return exit_codes.STORAGE_FAILED
-    except DirectoryInUse:
-        say("Another run writes to the folder of the backups")
-        return exit_codes.DIRECTORY_IN_USE
-    except RegistryUnavailable as error:
-        say(f"The registry could not be copied: {error}")
-        return exit_codes.NO_REGISTRY
-    except (BackupDamaged, CopyDiffers) as error:
-        say(f"The backup is damaged: {error}")
-        return exit_codes.DATA_DAMAGED
-    except (OSError, ValueError, MessagingError, TooManyFiles) as error:
-        if is_permission_error(error):
-            say(without_secrets(str(error)))
-            return exit_codes.NO_PERMISSION
-        say(f"The {operation} could not be carried out: {in_short(error)}")
-        return Exit.NOT_CARRIED_OUT
+    operation = Operation("list", _IN_USE, lambda: "Nothing was changed")
+    return carry_out(operation, run, show, json_file)
 
 
 def _report(

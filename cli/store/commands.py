@@ -243,9 +243,9 @@ def import_(
 
     Exit status: 0 all is kept; 1 done, and something is not kept, or may be seen twice; 2 wrong
     usage; 3 the command failed; 65 the stored data is damaged; 73 a broker or service is using the
-    store; 74 the disk is full; 75 the registry could not be opened; 77 a permission is missing, or
+    store; 74 the disk is full; 75 the registry could not be read; 77 a permission is missing, or
     a file system is read-only; 78 refused, and nothing was done: the store, the folder of --to or
-    the settings cannot be used.
+    the settings cannot be used; 130 stopped.
     """
     check_json(json_file)
     from cli.store import move as store_move
@@ -274,9 +274,9 @@ def export(
 
     Exit status: 0 all is kept; 1 done, and something is not kept, or may be seen twice; 2 wrong
     usage; 3 the command failed; 65 the stored data is damaged; 73 a broker or service is using the
-    store; 74 the disk is full; 75 the registry could not be opened; 77 a permission is missing, or
+    store; 74 the disk is full; 75 the registry could not be read; 77 a permission is missing, or
     a file system is read-only; 78 refused, and nothing was done: the store, the folder of --to or
-    the settings cannot be used.
+    the settings cannot be used; 130 stopped.
     """
     check_json(json_file)
     from cli.store import move as store_move
@@ -325,9 +325,9 @@ def backup(
     verified by its checksum. A run that was stopped is continued by the next one.
 
     Exit status: 0 done; 1 done, and the log is damaged; 2 wrong usage; 3 the command failed; 65 a
-    backup in the folder is damaged; 73 another run writes to the folder; 74 a disk is full; 75 the
-    registry could not be read; 77 a permission is missing; 78 refused: not a data directory of a
-    service, or the folder has backups of another log.
+    backup in the folder or the stored data is damaged; 73 another run writes to the folder; 74 a
+    disk is full; 75 the registry could not be read; 77 a permission is missing; 78 refused: not a
+    data directory of a service, or the folder has backups of another log; 130 stopped.
     """
     check_json(json_file)
     from cli.store import backup as store_backup
@@ -372,7 +372,7 @@ def restore(
     Exit status: 0 restored; 1 restored, and the verification has findings; 2 wrong usage; 3 the
     command failed; 65 the backup is damaged, or its log is, and has to be repaired; 74 the disk is
     full; 77 a permission is missing; 78 refused, and nothing was done: the point is not in the
-    backups, or the folder of --to cannot be used.
+    backups, or the folder of --to cannot be used; 130 stopped.
     """
     if until_offset is not None and until_time is not None:
         raise typer.BadParameter("either --until-offset or --until-time")

@@ -574,7 +574,7 @@ def test_an_import_from_a_store_that_cannot_be_written_to_is_refused(store, tmp_
     status, _, output = run(store, tmp_path / "data")
 
     assert status == exit_codes.NO_PERMISSION
-    assert output.startswith(f"Read-only file system: '{store / 'lock'}'. Run the command as")
+    assert output.startswith(f"{store / 'lock'}: Read-only file system. Run the command as")
     assert not (tmp_path / "data").exists()
 
 
