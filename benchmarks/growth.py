@@ -32,6 +32,7 @@ from storage.identifiers import Identifiers, SystemRandom
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.message import Appended, Message
+from storage.store import KeyQuery
 
 ROUNDS = 3
 _COUNTS = (10_000, 100_000, 1_000_000, 10_000_000)
@@ -173,7 +174,7 @@ async def _point(
     begun = process_time()
     for place in wanted:
         found = await store.find_messages(
-            place.message_id, topics=[place.at.queue.topic], by_id=True, max_messages=1
+            KeyQuery(place.message_id, topics=[place.at.queue.topic], by_id=True, max_messages=1)
         )
         assert found[0].queue_offset == place.at.queue_offset
     lookup = process_time() - begun

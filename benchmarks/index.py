@@ -21,6 +21,7 @@ from storage.local.log import log_walk
 from storage.local.options import FlushPolicy, LocalStoreOptions
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import Message, QueueId
+from storage.store import KeyQuery
 
 COUNT = 1_000_000  # messages; each has a key and an id: two entries
 _TOGETHER = 1_000
@@ -95,7 +96,7 @@ async def _fill_and_find(root: Path) -> tuple[float, float, float, int]:
     begun = perf_counter()
     for message_id, _, queue_offset in wanted:
         (found,) = await store.find_messages(
-            message_id, topics=["orders"], by_id=True, max_messages=1
+            KeyQuery(message_id, topics=["orders"], by_id=True, max_messages=1)
         )
         assert found.queue_offset == queue_offset
     finds = _LOOKUPS / (perf_counter() - begun)

@@ -12,7 +12,7 @@ from delivery.leases import events, retry_message
 from delivery.leases.events import LEASE_QUEUE, AnyLeaseEvent, read_event
 from storage.message import QueueId, StoredMessage
 from storage.queue_scan import scan
-from storage.store import MessageStore
+from storage.store import KeyQuery, MessageStore
 
 _READ_MESSAGES = 128
 _READ_BYTES = 4 << 20
@@ -98,10 +98,12 @@ async def trace_leases(
                 if retries not in places:
                     names.add(retries.topic.encode())
                     copies = await store.find_messages(
-                        message.message_id,
-                        topics=[retries.topic],
-                        by_id=True,
-                        max_messages=_MOST_COPIES,
+                        KeyQuery(
+                            message.message_id,
+                            topics=[retries.topic],
+                            by_id=True,
+                            max_messages=_MOST_COPIES,
+                        )
                     )
                     places[retries] = {copy.queue_offset for copy in copies}
     is_over = at >= (await store.offsets(LEASE_QUEUE)).end

@@ -16,7 +16,7 @@ from storage.clock import Clock
 from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import CorruptRecord
 from storage.message import Durability, Message
-from storage.store import MessageStore
+from storage.store import KeyQuery, MessageStore
 
 SNAPSHOT = "cron"
 
@@ -92,7 +92,7 @@ class CronLog:
     async def recent(self, schedule_id: str, *, count: int) -> list[Firing]:
         """The last outcomes of a schedule, newest first."""
         found = await self._store.find_messages(
-            schedule_id, topics=[CRON_QUEUE.topic], max_messages=count
+            KeyQuery(schedule_id, topics=[CRON_QUEUE.topic], max_messages=count)
         )
         return [Firing(cron_schedule.read_mark(message), message.stored_at_ms) for message in found]
 

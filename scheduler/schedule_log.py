@@ -35,7 +35,7 @@ from storage.message import (
     StoredMessage,
 )
 from storage.queue_scan import scan
-from storage.store import ANY_LABEL, DueCounts, DuePage, MessageStore
+from storage.store import ANY_LABEL, DueCounts, DuePage, KeyQuery, MessageStore
 
 T = TypeVar("T")
 log = structlog.get_logger()
@@ -180,7 +180,7 @@ class ScheduleLog:
             return True
         topics, from_ms = [scheduled_message.real_topic(message)], message.stored_at_ms
         found = await self._store.find_messages(
-            message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1
+            KeyQuery(message.message_id, topics=topics, by_id=True, from_ms=from_ms, max_messages=1)
         )
         return any((one.log_offset or 0) > (message.log_offset or 0) for one in found)
 

@@ -21,7 +21,7 @@ from storage.errors import CorruptRecord, RejectedError, UnknownSchedule, reason
 from storage.formats import names
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.message import NEVER_MS, DueEntry, StoredMessage
-from storage.store import ANY_LABEL, LAST_MS, MessageStore
+from storage.store import ANY_LABEL, LAST_MS, KeyQuery, MessageStore
 
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_QUEUE.topic)
 _LARGEST = (1 << 31) - 1
@@ -161,11 +161,13 @@ class ScheduleLookup:
         """
         older_than: int | None = None
         while found := await self._store.find_messages(
-            message_id,
-            topics=_DELAY_TOPICS,
-            by_id=True,
-            older_than=older_than,
-            max_messages=_FOUND_AT_ONCE,
+            KeyQuery(
+                message_id,
+                topics=_DELAY_TOPICS,
+                by_id=True,
+                older_than=older_than,
+                max_messages=_FOUND_AT_ONCE,
+            )
         ):
             for message in found:
                 yield message
@@ -173,7 +175,7 @@ class ScheduleLookup:
 
     async def _last_change(self, schedule_id: str) -> Change | None:
         for message in await self._store.find_messages(
-            schedule_id, topics=[MARK_QUEUE.topic], max_messages=1
+            KeyQuery(schedule_id, topics=[MARK_QUEUE.topic], max_messages=1)
         ):
             mark = marks.decode(message)
             assert isinstance(mark, Change)

@@ -25,7 +25,7 @@ from scheduler.scheduled_message import FIRST_REVISION, TIMER_QUEUE
 from storage.clock import Clock
 from storage.errors import CorruptRecord
 from storage.message import DueEntry, Durability, StoredMessage
-from storage.store import LAST_MS, MessageStore
+from storage.store import LAST_MS, KeyQuery, MessageStore
 
 log = structlog.get_logger()
 
@@ -74,11 +74,13 @@ class TakeOver:
         """Messages of this id and topic in the timer queue that still wait."""
         older_than: int | None = change.log_offset
         while found := await self._store.find_messages(
-            change.message_id,
-            topics=[TIMER_QUEUE.topic],
-            by_id=True,
-            older_than=older_than,
-            max_messages=_FOUND_AT_ONCE,
+            KeyQuery(
+                change.message_id,
+                topics=[TIMER_QUEUE.topic],
+                by_id=True,
+                older_than=older_than,
+                max_messages=_FOUND_AT_ONCE,
+            )
         ):
             for message in found:
                 is_recall = scheduled_message.recalled_id(message) is not None

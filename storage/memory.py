@@ -39,9 +39,9 @@ from storage.message import (
 )
 from storage.store import (
     ANY_LABEL,
-    LAST_MS,
     DueCounts,
     DuePage,
+    KeyQuery,
     Scanned,
     ScannedRecords,
     Snapshot,
@@ -328,34 +328,23 @@ class MemoryMessageStore:
     # ----------------------------------------------------------------------------------------------
     # messages by their keys
 
-    async def find_messages(
-        self,
-        key: str,
-        *,
-        topics: Collection[str],
-        by_id: bool = False,
-        from_ms: int = 0,
-        to_ms: int = LAST_MS,
-        older_than: int | None = None,
-        with_deleted: bool = False,
-        max_messages: int,
-        max_bytes: int | None = None,
-    ) -> list[StoredMessage]:
+    async def find_messages(self, query: KeyQuery) -> list[StoredMessage]:
         self._check_open()
+        with_deleted, older_than = query.with_deleted, query.older_than
         queues = {**self._queues, **self._deleted} if with_deleted else self._queues
         found = [
             message
             for queue, messages in queues.items()
-            if queue.topic in topics
+            if queue.topic in query.topics
             for message in (messages if with_deleted else messages[self._first[queue] :])
-            if (key == message.message_id if by_id else key in message.keys)
-            and from_ms <= message.stored_at_ms <= to_ms
+            if (query.key == message.message_id if query.by_id else query.key in message.keys)
+            and query.from_ms <= message.stored_at_ms <= query.to_ms
             and (older_than is None or _place(message) < older_than)
         ]
-        found = sorted(found, key=_place, reverse=True)[:max_messages]
-        if max_bytes is not None:
+        found = sorted(found, key=_place, reverse=True)[: query.max_messages]
+        if query.max_bytes is not None:
             sizes = accumulate(len(message.body) for message in found)
-            found = found[: max(2, 1 + sum(size <= max_bytes for size in sizes))]
+            found = found[: max(2, 1 + sum(size <= query.max_bytes for size in sizes))]
         return found
 
     async def read_at(

@@ -7,6 +7,7 @@ message's place; no package above computes with it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, Protocol
 
 from storage.errors import CorruptRecord, RejectedError
@@ -28,6 +29,27 @@ from storage.store_admin import StoreAdmin
 
 LAST_MS = (1 << 63) - 1  # of wall milliseconds: no end
 ANY_LABEL = range(1 << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyQuery:
+    """Messages of these topics with this key, or `by_id` this id.
+
+    Only those stored in [from_ms, to_ms], and before the message at the log offset `older_than`.
+    With `with_deleted` also those of topics that were deleted since, for as long as they are
+    stored. The last one is the second or a later one with which the bodies exceed `max_bytes`.
+    """
+
+    key: str
+    _: KW_ONLY
+    topics: Collection[str]
+    max_messages: int
+    by_id: bool = False
+    from_ms: int = 0
+    to_ms: int = LAST_MS
+    older_than: int | None = None
+    with_deleted: bool = False
+    max_bytes: int | None = None
 
 
 class Scanned(NamedTuple):
@@ -334,26 +356,8 @@ class MessageStore(Protocol):
     # ----------------------------------------------------------------------------------------------
     # messages by their keys, and by the log offset of a receipt
 
-    async def find_messages(
-        self,
-        key: str,
-        *,
-        topics: Collection[str],
-        by_id: bool = False,
-        from_ms: int = 0,
-        to_ms: int = LAST_MS,
-        older_than: int | None = None,
-        with_deleted: bool = False,
-        max_messages: int,
-        max_bytes: int | None = None,
-    ) -> list[StoredMessage]:
-        """Visible messages of these topics with this key, or `by_id` this id, newest first.
-
-        Only those stored in [from_ms, to_ms], and before the message at the log offset
-        `older_than`. With `with_deleted` also those of topics that were deleted since, for as long
-        as they are stored. The last one is the second or a later one with which the bodies exceed
-        `max_bytes`. Raises CorruptRecord, StoreClosed.
-        """
+    async def find_messages(self, query: KeyQuery) -> list[StoredMessage]:
+        """The visible messages of the query, newest first. Raises CorruptRecord, StoreClosed."""
 
     async def read_at(
         self, log_offset: int, *, topics: Collection[str], store_host: bytes | None = None

@@ -22,7 +22,7 @@ from storage.errors import OffsetExpired, UnknownTransaction
 from storage.identifiers import Identifiers
 from storage.keyed_locks import KeyedLocks
 from storage.message import Message, QueueId, StoredMessage
-from storage.store import MessageStore
+from storage.store import KeyQuery, MessageStore
 from txn import asking, half_message, history, recall
 from txn.begin import Begin, Begins, Outcome
 from txn.checkback import Checkback
@@ -248,7 +248,7 @@ class TransactionCoordinator:
         transaction = await self._journal.find(transaction_id)
         find = self._store.find_messages
         found = await find(
-            transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS
+            KeyQuery(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=recall.MOST_CHECKS)
         )
         checks = [
             check
@@ -257,7 +257,7 @@ class TransactionCoordinator:
         ]
         ops: list[StoredMessage] = []
         if transaction.state.is_decided:
-            ops = await find(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
+            ops = await find(KeyQuery(transaction_id, topics=[OP_QUEUE.topic], max_messages=1))
         try:
             at = transaction.messages[0].half_offset
             halves = await self._store.read(HALF_QUEUE, at, max_messages=1, max_bytes=READ_BYTES)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from storage.errors import OffsetExpired
 from storage.message import StoredMessage
-from storage.store import MessageStore
+from storage.store import KeyQuery, MessageStore
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, OP_QUEUE, Op
 from txn.table import TransactionTable
@@ -26,7 +26,9 @@ async def by_id(store: MessageStore, transaction_id: str) -> Transaction | None:
 
 async def was_decided(store: MessageStore, transaction_id: str) -> bool:
     """Whether a decision of this transaction exists, even if its messages are gone."""
-    return bool(await store.find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=1))
+    return bool(
+        await store.find_messages(KeyQuery(transaction_id, topics=[OP_QUEUE.topic], max_messages=1))
+    )
 
 
 async def by_idempotency_key(store: MessageStore, idempotency_key: str) -> Transaction | None:
@@ -58,10 +60,12 @@ async def by_business_key(
     be fewer than `most`, and more later.
     """
     ops = await store.find_messages(
-        half_message.business_lookup_key(business_key),
-        topics=[OP_QUEUE.topic],
-        older_than=older_than,
-        max_messages=_MOST_OPS + 1,
+        KeyQuery(
+            half_message.business_lookup_key(business_key),
+            topics=[OP_QUEUE.topic],
+            older_than=older_than,
+            max_messages=_MOST_OPS + 1,
+        )
     )
     found: list[Transaction] = []
     made = 0
@@ -87,10 +91,12 @@ async def as_of(store: MessageStore, transaction: Transaction, at_ms: int) -> Tr
     if transaction.resolved_at_ms is not None and transaction.resolved_at_ms <= at_ms:
         return transaction  # nothing changes a decided one any more
     checks = await store.find_messages(
-        transaction.transaction_id,
-        topics=[CHECK_QUEUE.topic],
-        to_ms=at_ms,
-        max_messages=MOST_CHECKS,
+        KeyQuery(
+            transaction.transaction_id,
+            topics=[CHECK_QUEUE.topic],
+            to_ms=at_ms,
+            max_messages=MOST_CHECKS,
+        )
     )
     table = TransactionTable(decided_kept=1)
     table.add(begun := as_begun(transaction))
@@ -115,7 +121,7 @@ def apply_decision(table: TransactionTable, transaction: Transaction, op: Op) ->
 
 async def _by_key_of_op(store: MessageStore, key: str, *, most: int) -> list[Transaction]:
     """Transactions of the newest ops, newest first, whose halves still exist."""
-    ops = await store.find_messages(key, topics=[OP_QUEUE.topic], max_messages=most)
+    ops = await store.find_messages(KeyQuery(key, topics=[OP_QUEUE.topic], max_messages=most))
     found = [await _rebuilt(store, half_message.read_op(op)) for op in ops]
     return [transaction for transaction in found if transaction is not None]
 
@@ -134,7 +140,7 @@ async def _rebuilt(store: MessageStore, op: Op) -> Transaction | None:
         if len(halves) == (1 if facts is None else facts.message_count):
             break  # behind them the op names copies
     checks = await store.find_messages(
-        op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
+        KeyQuery(op.transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
     )
     table = TransactionTable(decided_kept=1)
     transaction = from_halves(halves)

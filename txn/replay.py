@@ -15,6 +15,7 @@ from storage.errors import UnknownQueue, UnknownTopic
 from storage.formats.op_message import op_body
 from storage.journal import Replay as JournalReplay
 from storage.message import Durability, Message, QueueId, StoredMessage, TransactionBits, resend
+from storage.store import KeyQuery
 from txn import half_message, recall
 from txn.checkback_plan import HoldReason
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE, CarriedState, Held, Op
@@ -291,7 +292,7 @@ class Replay:
         if transaction is not None and not transaction.state.is_decided:
             return None
         found = await self._store.find_messages(
-            transaction_id, topics=[OP_QUEUE.topic], max_messages=1
+            KeyQuery(transaction_id, topics=[OP_QUEUE.topic], max_messages=1)
         )
         if found:
             named = half_message.read_op(found[0]).half_offsets

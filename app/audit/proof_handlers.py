@@ -26,6 +26,7 @@ from storage.errors import (
     TransactionExpired,
 )
 from storage.message import StoredMessage, TransactionBits
+from storage.store import KeyQuery
 from txn import half_message
 from txn.half_message import CHECK_QUEUE, HALF_QUEUE, HELD_QUEUE, OP_QUEUE
 from txn.recall import MOST_CHECKS
@@ -117,7 +118,9 @@ async def _evidence(services: Services, transaction_id: str) -> Evidence:
     with suppress(TransactionExpired):  # its decision is left, and says so
         transaction = await services.transactions.get(transaction_id)
         places, is_decided = transaction.half_offsets, transaction.state.is_decided
-    ops = await find_messages(transaction_id, topics=[OP_QUEUE.topic], max_messages=_MOST_OPS)
+    ops = await find_messages(
+        KeyQuery(transaction_id, topics=[OP_QUEUE.topic], max_messages=_MOST_OPS)
+    )
     for op in ops:
         places |= set(half_message.read_op(op).half_offsets)
     found = {place: half for place in sorted(places) for half in await _half(services, place)}
@@ -131,11 +134,13 @@ async def _evidence(services: Services, transaction_id: str) -> Evidence:
     }.items():
         topics = {topic, *DELAY_TOPICS}
         finals += await find_messages(
-            message_id, topics=topics, by_id=True, with_deleted=True, max_messages=_MOST_FINALS
-        )  # fmt: skip
+            KeyQuery(
+                message_id, topics=topics, by_id=True, with_deleted=True, max_messages=_MOST_FINALS
+            )
+        )
         # A broker stores a half again each time that it asks, and moves it when it stops.
         for copy in await find_messages(
-            message_id, topics=_COPIES, by_id=True, max_messages=_MOST_COPIES
+            KeyQuery(message_id, topics=_COPIES, by_id=True, max_messages=_MOST_COPIES)
         ):
             if copy.queue == HALF_QUEUE:
                 found.setdefault(copy.queue_offset, copy)
@@ -149,7 +154,7 @@ async def _evidence(services: Services, transaction_id: str) -> Evidence:
     if halves and is_decided and (not ops or any(map(half_message.is_brokers, halves))):
         ops += await _find_plain_op(services, halves, finals if ops else [])
     checks = await find_messages(
-        transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS
+        KeyQuery(transaction_id, topics=[CHECK_QUEUE.topic], max_messages=MOST_CHECKS)
     )
     return Evidence(
         halves,

@@ -33,7 +33,7 @@ from storage.formats import parts
 from storage.formats.names import IDEMPOTENCY_TOPIC
 from storage.idempotency import KeysInProgress, check_fingerprint, lookup_key
 from storage.message import Appended, Message, QueueId, StoredMessage
-from storage.store import MessageStore, find_message
+from storage.store import KeyQuery, MessageStore, find_message
 
 SNAPSHOT = "sent_keys"
 _SNAPSHOT_SLICE = 5_000
@@ -110,11 +110,13 @@ class IdempotencyKeys:
     async def _recall(self, request: KeyedRequest, from_ms: int) -> StoredResponse | None:
         """Look up a response in the log that memory has forgotten."""
         marks = await self._store.find_messages(
-            lookup_key(request.scope, request.key),
-            topics=[IDEMPOTENCY_TOPIC],
-            from_ms=max(0, from_ms),
-            older_than=self._table.forgotten_end or None,
-            max_messages=1,
+            KeyQuery(
+                lookup_key(request.scope, request.key),
+                topics=[IDEMPOTENCY_TOPIC],
+                from_ms=max(0, from_ms),
+                older_than=self._table.forgotten_end or None,
+                max_messages=1,
+            )
         )
         return _response_of(marks[0]) if marks else None
 
@@ -181,9 +183,9 @@ class IdempotencyKeys:
         if is_before:
             # Its topic may have been deleted and created again: the request was carried out all the
             # same.
-            found = await self._store.find_messages(
+            found = await self._store.find_messages(KeyQuery(
                 message_id, topics=[queue.topic], by_id=True, with_deleted=True, max_messages=1
-            )  # fmt: skip
+            ))  # fmt: skip
             if found:
                 return found[0]
         return await find_message(self._store, queue, from_offset, message_id)

@@ -11,6 +11,7 @@ from storage.formats import names, offset_id
 from storage.formats.delay_levels import SCHEDULE_TOPIC
 from storage.identifiers import made_at_ms
 from storage.message import StoredMessage
+from storage.store import KeyQuery
 from txn import half_message
 
 _DELAYED = (names.TIMER_TOPIC, SCHEDULE_TOPIC)
@@ -120,7 +121,7 @@ async def with_transaction(reading: Reading, message_id: str, refusal: Refusal) 
     if refusal.code != "message_not_found":
         return refusal
     halves = await reading.store.find_messages(
-        message_id, topics=[names.HALF_TOPIC], by_id=True, max_messages=1
+        KeyQuery(message_id, topics=[names.HALF_TOPIC], by_id=True, max_messages=1)
     )
     return await _of_transaction(reading, halves[0], refusal) if halves else refusal
 
@@ -161,7 +162,7 @@ async def _find(reading: Reading, message_id: str) -> StoredMessage:
     topics = [topic.name for topic in reading.topics.all()]
     try:
         found = await reading.store.find_messages(
-            message_id, topics=topics, by_id=True, max_messages=1
+            KeyQuery(message_id, topics=topics, by_id=True, max_messages=1)
         )
         if not found and await _has_expired(reading, message_id):
             raise MessageGone(
@@ -204,5 +205,5 @@ async def _has_expired(reading: Reading, message_id: str) -> bool:
     if oldest_ms is None or made_ms >= oldest_ms:
         return False
     return not await reading.store.find_messages(
-        message_id, topics=_WAITING, by_id=True, max_messages=1
+        KeyQuery(message_id, topics=_WAITING, by_id=True, max_messages=1)
     )

@@ -32,7 +32,7 @@ from storage.formats import properties
 from storage.formats.compression import BodyNotDecompressed
 from storage.message import StoredMessage
 from storage.opening import opened, opened_to_show
-from storage.store import LAST_MS
+from storage.store import LAST_MS, KeyQuery
 
 _FIND_PROBLEMS = (
     "message_not_found",
@@ -78,13 +78,15 @@ async def query(reading: Reading, call: Call, query: QueryMessagesQuery) -> Repl
     token = query.page_token
     max_bytes = call.share.reserve(pages.PAGE_BYTES)
     found = await reading.store.find_messages(
-        query.key,
-        topics=[topic.name],
-        from_ms=0 if query.from_ is UNSET else codec.parse_time(query.from_, "/query/from"),
-        to_ms=LAST_MS if query.to is UNSET else codec.parse_time(query.to, "/query/to"),
-        older_than=None if token is UNSET else pages.decode_number_token("messages", token),
-        max_messages=query.page_size + 1,
-        max_bytes=max_bytes,
+        KeyQuery(
+            query.key,
+            topics=[topic.name],
+            from_ms=0 if query.from_ is UNSET else codec.parse_time(query.from_, "/query/from"),
+            to_ms=LAST_MS if query.to is UNSET else codec.parse_time(query.to, "/query/to"),
+            older_than=None if token is UNSET else pages.decode_number_token("messages", token),
+            max_messages=query.page_size + 1,
+            max_bytes=max_bytes,
+        )
     )
 
     def token_behind(shown: Sequence[StoredMessage]) -> str:

@@ -22,7 +22,7 @@ from storage.derived_table import DerivedTable, OnDamage
 from storage.errors import UnknownRequest
 from storage.keyed_conditions import KeyedConditions
 from storage.message import Appended, Durability, Message
-from storage.store import MessageStore
+from storage.store import KeyQuery, MessageStore
 
 SNAPSHOT = "requests"
 _MOST_EVENTS = 8  # that one request has: opened, timed out, replied late
@@ -124,7 +124,7 @@ class RequestJournal:
         the log.
         """
         found = await self.store.find_messages(
-            sought, topics=[REQUEST_QUEUE.topic], max_messages=_MOST_EVENTS
+            KeyQuery(sought, topics=[REQUEST_QUEUE.topic], max_messages=_MOST_EVENTS)
         )
         events = [read_event(message) for message in reversed(found)]
         opened = next((event for event in reversed(events) if isinstance(event, Opened)), None)

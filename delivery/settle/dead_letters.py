@@ -29,6 +29,7 @@ from storage.idempotency import check_fingerprint
 from storage.message import Durability, OffsetRange, StoredMessage
 from storage.offset_set import OffsetSet
 from storage.queue_scan import Piece, scan
+from storage.store import KeyQuery
 
 _READ_MESSAGES = 1_000
 _READ_BYTES = 1 << 20
@@ -110,7 +111,7 @@ class DeadLetters:
     async def find(self, group: str, message_id: str) -> StoredMessage | None:
         queue, gone = retry_message.dead_letter_queue(group), self._gone(group)
         copies = await self._store.find_messages(
-            message_id, topics=[queue.topic], by_id=True, max_messages=1_000
+            KeyQuery(message_id, topics=[queue.topic], by_id=True, max_messages=1_000)
         )
         found = next((copy for copy in copies if copy.queue_offset not in gone), None)
         if found is not None or not retry_message.may_be_stub_id(message_id, queue):

@@ -35,7 +35,6 @@ from storage.local.lanes.event_loop import EventLoopRunner
 from storage.local.lanes.futures import answering, failing, in_lane, waking
 from storage.local.lanes.runner import Lane, Runner
 from storage.local.options import LocalStoreOptions
-from storage.local.read.key_lookup import Wanted
 from storage.local.recovery.recovery_walk import Progress
 from storage.local.scrub.running_verification import WINDOW_BYTES, RunningStoreVerification
 from storage.local.store_files import StoreFiles
@@ -54,9 +53,9 @@ from storage.message import (
 )
 from storage.store import (
     ANY_LABEL,
-    LAST_MS,
     DueCounts,
     DuePage,
+    KeyQuery,
     Scanned,
     ScannedRecords,
     Snapshot,
@@ -568,24 +567,9 @@ class LocalMessageStore:
     # ----------------------------------------------------------------------------------------------
     # messages by their keys
 
-    async def find_messages(
-        self,
-        key: str,
-        *,
-        topics: Collection[str],
-        by_id: bool = False,
-        from_ms: int = 0,
-        to_ms: int = LAST_MS,
-        older_than: int | None = None,
-        with_deleted: bool = False,
-        max_messages: int,
-        max_bytes: int | None = None,
-    ) -> list[StoredMessage]:
+    async def find_messages(self, query: KeyQuery) -> list[StoredMessage]:
         self._check_readable()
-        visible_end = self._tail.visible_end
-        log_end = visible_end if older_than is None else min(older_than, visible_end)
-        wanted = Wanted(key, frozenset(topics), by_id, from_ms, to_ms, log_end, with_deleted)
-        return await self._lookup.find(wanted, max_messages=max_messages, max_bytes=max_bytes)
+        return await self._lookup.find(query)
 
     async def read_at(
         self, log_offset: int, *, topics: Collection[str], store_host: bytes | None = None

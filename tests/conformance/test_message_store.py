@@ -27,7 +27,7 @@ from storage.message import (
     StoredMessage,
     TransactionBits,
 )
-from storage.store import MessageStore, Snapshot, WaitingTimers, find_message
+from storage.store import KeyQuery, MessageStore, Snapshot, WaitingTimers, find_message
 from tests.support.builders import message, messages
 
 FIRST = QueueId("orders", 0)
@@ -426,7 +426,7 @@ async def test_a_closed_store_answers_no_read_and_takes_no_change(store):
         lambda: store.read_tagged(FIRST, 0, tag_codes={97}, **scan),
         lambda: store.read_records(FIRST, 0, **scan),
         lambda: store.read_each([(FIRST, 0)], max_bytes=1),
-        lambda: store.find_messages("k", topics=["orders"], max_messages=1),
+        lambda: store.find_messages(KeyQuery("k", topics=["orders"], max_messages=1)),
         lambda: store.load_snapshot("table"),
         lambda: store.read_due(None, until_ms=9, max_entries=1),
         lambda: store.holds_due(entry),
@@ -609,7 +609,7 @@ async def ids_of(store, key, **given) -> list[str]:
     return [
         found.message_id
         for found in await store.find_messages(
-            key, **{"topics": ["orders"], "max_messages": 100, **given}
+            KeyQuery(key, **{"topics": ["orders"], "max_messages": 100, **given})
         )
     ]
 
@@ -651,7 +651,7 @@ async def test_what_a_key_finds_is_as_it_was_stored(store):
         [message(b"the body", message_id="m1", key="väl", tag="t", properties={"a": "b"})]
     )
 
-    (found,) = await store.find_messages("väl", topics=["orders"], max_messages=1)
+    (found,) = await store.find_messages(KeyQuery("väl", topics=["orders"], max_messages=1))
 
     (read,) = await store.read(FIRST, 0, **EVERYTHING)
     assert found == read
@@ -670,7 +670,7 @@ async def test_messages_of_one_key_come_newest_first_and_no_more_than_asked_for(
     assert await ids_of(store, "same", max_messages=0) == []
     for max_bytes, found in ((0, 2), (1, 2), (2, 3), (10, 11), (1_000, 300)):
         assert len(await ids_of(store, "same", max_messages=1_000, max_bytes=max_bytes)) == found
-    third = (await store.find_messages("same", topics=["orders"], max_messages=3))[-1]
+    third = (await store.find_messages(KeyQuery("same", topics=["orders"], max_messages=3)))[-1]
     assert await ids_of(store, "same", older_than=third.log_offset, max_messages=2) == [
         "m296",
         "m295",
@@ -857,7 +857,7 @@ async def test_what_a_deleted_topic_had_can_neither_be_read_nor_looked_up(store)
     ):
         with pytest.raises(UnknownTopic):
             await refused
-    assert await store.find_messages("k", topics=["orders"], max_messages=9) == []
+    assert await store.find_messages(KeyQuery("k", topics=["orders"], max_messages=9)) == []
 
 
 async def test_what_a_deleted_topic_had_is_found_where_it_is_asked_for_though_the_topic_exists_again(
@@ -865,10 +865,14 @@ async def test_what_a_deleted_topic_had_is_found_where_it_is_asked_for_though_th
 ):
     await store.append([message(b"1", queue=FIRST, key="k")])
     await store.delete_topic("orders")
-    gone = await store.find_messages("k", topics=["orders"], with_deleted=True, max_messages=9)
+    gone = await store.find_messages(
+        KeyQuery("k", topics=["orders"], with_deleted=True, max_messages=9)
+    )
     await store.create_topic("orders", queue_count=2)
     await store.append([message(b"2", queue=FIRST, key="k")])
-    both = await store.find_messages("k", topics=["orders"], with_deleted=True, max_messages=9)
+    both = await store.find_messages(
+        KeyQuery("k", topics=["orders"], with_deleted=True, max_messages=9)
+    )
 
     assert [one.body for one in gone] == [b"1"]
     assert [one.body for one in both] == [b"2", b"1"]
@@ -890,7 +894,8 @@ async def test_a_topic_created_under_the_name_of_a_deleted_one_goes_on_at_its_of
     assert await store.offsets(FIRST) == (2, 3)
     assert await store.committed_offset("billing", FIRST) is None
     assert [
-        one.body for one in await store.find_messages("k", topics=["orders"], max_messages=9)
+        one.body
+        for one in await store.find_messages(KeyQuery("k", topics=["orders"], max_messages=9))
     ] == [b"new"]
     assert [one.body for one in await store.read(FIRST, 2, max_messages=9, max_bytes=99)] == [
         b"new"

@@ -19,6 +19,7 @@ from storage.formats.record_block import RecordBlock
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.delivery import GROUP, House, rules
 from tests.support.simulation import ROOT, World
@@ -234,10 +235,12 @@ async def _stored(store: LocalMessageStore) -> Answers:
         found[f"{queue} block"] = await _is_of(blocks, store, queue)
     everywhere = ["orders", "bills", HALF_QUEUE.topic]
     for key in KEYS:
-        keyed = await store.find_messages(key, topics=everywhere, max_messages=100)
+        keyed = await store.find_messages(KeyQuery(key, topics=everywhere, max_messages=100))
         found[f"key {key}"] = [one.message_id for one in keyed]
     for name in [one[1] for queue in (*ORDERS, BILLS) for one in found[f"{queue}"]]:
-        by_id = await store.find_messages(name, topics=everywhere, by_id=True, max_messages=10)
+        by_id = await store.find_messages(
+            KeyQuery(name, topics=everywhere, by_id=True, max_messages=10)
+        )
         found[f"id {name}"] = [(str(one.queue), one.queue_offset) for one in by_id]
     for group in ("a", "b", "c"):
         found[f"offset {group}"] = await store.committed_offset(group, ORDERS[0])

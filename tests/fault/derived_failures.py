@@ -12,6 +12,7 @@ from storage.formats import queue_entry
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.simulation import ROOT, End, World
 
@@ -109,7 +110,7 @@ class DerivedFailures:
             while True:
                 try:
                     by_key = await store.find_messages(
-                        f"key-{number}", topics=["orders"], max_messages=2
+                        KeyQuery(f"key-{number}", topics=["orders"], max_messages=2)
                     )
                     break
                 except OSError:

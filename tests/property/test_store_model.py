@@ -13,7 +13,7 @@ from storage.formats.stored_record import StoredRecord
 from storage.local.options import FlushPolicy
 from storage.memory import MemoryMessageStore
 from storage.message import Durability, QueueId, StoredMessage
-from storage.store import Scanned, ScannedRecords, Snapshot
+from storage.store import KeyQuery, Scanned, ScannedRecords, Snapshot
 from tests.fault.campaign_size import sized
 from tests.support.builders import message
 from tests.support.model import ModelMachine, model_test
@@ -80,7 +80,7 @@ class StoreMachine(ModelMachine):
 
     @rule(topic=st.sampled_from(TOPICS), key=keys)
     def look_up(self, topic: str, key: str) -> None:
-        self._both(lambda store: store.find_messages(key, topics=[topic], max_messages=9))
+        self._both(lambda store: store.find_messages(KeyQuery(key, topics=[topic], max_messages=9)))
 
     @rule(
         given=st.lists(sent, min_size=1, max_size=6),

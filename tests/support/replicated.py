@@ -13,6 +13,7 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.replica_store import LocalReplica
 from storage.message import Message, QueueId, StoredMessage, TransactionBits
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.lives import run_lives
 from tests.support.simulation import ROOT, World
@@ -214,7 +215,9 @@ async def see(store: LocalMessageStore) -> Seen:
         {
             key: sorted(
                 found.message_id
-                for found in await store.find_messages(key, topics=[*TOPICS], max_messages=10_000)
+                for found in await store.find_messages(
+                    KeyQuery(key, topics=[*TOPICS], max_messages=10_000)
+                )
             )
             for key in (f"key_{n}" for n in range(4))
         },

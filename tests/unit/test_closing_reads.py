@@ -10,6 +10,7 @@ from storage.formats.names import file_name
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -45,7 +46,7 @@ async def read(store: LocalMessageStore) -> list[int]:
 
 async def look_up(store: LocalMessageStore) -> list[int]:
     """A message whose index file is to be made again."""
-    found = await store.find_messages("key-0", topics=["orders"], max_messages=2)
+    found = await store.find_messages(KeyQuery("key-0", topics=["orders"], max_messages=2))
     return [one.queue_offset for one in found]
 
 

@@ -17,6 +17,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import DueEntry, QueueId, StoredMessage
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -270,7 +271,7 @@ def test_a_key_is_found_though_the_sync_of_the_index_file_made_for_it_fails_once
         store = await world.open_store(OPTIONS)
         disk.spoil("index")
         await disk.send(store, COUNT // 2, COUNT // 2 + 1)  # into the same file
-        found = await store.find_messages("key-0", topics=["orders"], max_messages=2)
+        found = await store.find_messages(KeyQuery("key-0", topics=["orders"], max_messages=2))
         assert [one.queue_offset for one in found] == [0]
         assert store.status().rebuilt_index_files == 1
         await store.aclose()

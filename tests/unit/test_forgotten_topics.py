@@ -19,6 +19,7 @@ from storage.local.queues import queue_ends
 from storage.local.recovery.queues_snapshot import QueuesSnapshot
 from storage.local.repair.repair import Repair
 from storage.message import QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.lives import in_world, run_lives
 from tests.support.replicated import EVERYTHING, Piece, open_replica, recorded_of
@@ -132,7 +133,7 @@ def test_a_forgotten_topic_that_is_created_again_begins_at_0_after_every_kind_of
         assert store.deleted_queues() == 2
         new = await store.read(QueueId("a", 0), 0, **EVERYTHING)
         assert [one.body for one in new] == [b"new"]
-        assert await store.find_messages("k", topics=[*NAMES], max_messages=9) == new
+        assert await store.find_messages(KeyQuery("k", topics=[*NAMES], max_messages=9)) == new
 
     disk = in_world(forget)
     if are_lost:
@@ -199,7 +200,7 @@ def test_until_the_log_has_nothing_of_a_topic_that_is_created_again_it_does_not_
         for topic in NAMES:
             await store.create_topic(topic, queue_count=1)
             assert await store.offsets(QueueId(topic, 0)) == (3, 3)
-        assert await store.find_messages("k", topics=[*NAMES], max_messages=9) == []
+        assert await store.find_messages(KeyQuery("k", topics=[*NAMES], max_messages=9)) == []
 
     disk = in_world(forget)
     if are_lost:

@@ -11,6 +11,7 @@ from storage.files.simulated import SimulatedDisk
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.simulation import ROOT, End, World
 
@@ -58,7 +59,9 @@ async def has_everything(store: LocalMessageStore, count: int) -> None:
     found = await store.read(ORDERS, 0, max_messages=count, max_bytes=1 << 20)
     assert [stored.message_id for stored in found] == [f"m-{n}" for n in range(count)]
     for number in range(count):
-        (stored,) = await store.find_messages(f"key-{number}", topics=["orders"], max_messages=10)
+        (stored,) = await store.find_messages(
+            KeyQuery(f"key-{number}", topics=["orders"], max_messages=10)
+        )
         assert stored.message_id == f"m-{number}"
 
 

@@ -13,6 +13,7 @@ from app.idempotency.stored_responses import MessagePlace, ResponseTable, Stored
 from storage.errors import IdempotencyInProgress, IdempotencyKeyReused
 from storage.memory import MemoryMessageStore
 from storage.message import QueueId, StoredMessage
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.clock import ManualClock
 
@@ -31,9 +32,9 @@ class AsksAFile(MemoryMessageStore):
     others come.
     """
 
-    async def find_messages(self, key: str, **asked: Any) -> list[StoredMessage]:
+    async def find_messages(self, query: KeyQuery) -> list[StoredMessage]:
         await asyncio.sleep(0)
-        return await super().find_messages(key, **asked)
+        return await super().find_messages(query)
 
 
 class House:

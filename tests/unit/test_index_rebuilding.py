@@ -13,6 +13,7 @@ from storage.local.index.key_index_file import DoubtfulIndex
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
 
@@ -76,7 +77,7 @@ async def in_time(is_so: Callable[[], bool]) -> None:
 
 async def all_are_found(store: LocalMessageStore, count: int) -> None:
     for n in range(count):
-        found = await store.find_messages(f"key-{n}", topics=["orders"], max_messages=2)
+        found = await store.find_messages(KeyQuery(f"key-{n}", topics=["orders"], max_messages=2))
         assert [one.queue_offset for one in found] == [n]
 
 

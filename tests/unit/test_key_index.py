@@ -31,6 +31,7 @@ from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.local.snapshot_files import SnapshotFiles
 from storage.message import QueueId, TransactionBits
+from storage.store import KeyQuery
 from tests.support import logs
 from tests.support.builders import encoded, message
 from tests.support.clock import ManualClock
@@ -470,11 +471,13 @@ def test_a_damaged_index_file_hides_no_message_and_is_made_again(what, file_numb
         store = await world.open_store(options)
         for n in range(50):
             (found,) = await store.find_messages(
-                f"m{n}", topics=["orders"], by_id=True, max_messages=2
+                KeyQuery(f"m{n}", topics=["orders"], by_id=True, max_messages=2)
             )
             assert found.queue_offset == n
         for n in range(5):
-            found_by_key = await store.find_messages(f"key-{n}", topics=["orders"], max_messages=20)
+            found_by_key = await store.find_messages(
+                KeyQuery(f"key-{n}", topics=["orders"], max_messages=20)
+            )
             assert [one.queue_offset for one in found_by_key] == list(range(45 + n, -1, -5))
         rebuilt.append(store.status().rebuilt_index_files + store.recovery.replayed_records)
         await store.aclose()
@@ -527,7 +530,9 @@ def disk_with_a_damaged_index(messages: int) -> SimulatedDisk:
 
 
 async def find(store: LocalMessageStore, message_id: str) -> list[int]:
-    found = await store.find_messages(message_id, topics=["orders"], by_id=True, max_messages=2)
+    found = await store.find_messages(
+        KeyQuery(message_id, topics=["orders"], by_id=True, max_messages=2)
+    )
     return [one.queue_offset for one in found]
 
 
@@ -609,11 +614,11 @@ def test_a_lookup_by_key_answers_without_a_damaged_record_and_fails_where_there_
     async def look(world: World) -> None:
         store = await world.open_store(options)
         with capture_logs() as told:
-            found = await store.find_messages("shop", topics=["orders"], max_messages=5)
+            found = await store.find_messages(KeyQuery("shop", topics=["orders"], max_messages=5))
         assert [one.message_id for one in found] == ["m2", "m0"]
         assert [one["log_offset"] for one in told if one["event"] == "not_looked_up"] == [places[1]]
         with pytest.raises(CorruptRecord):
-            await store.find_messages("m1", topics=["orders"], by_id=True, max_messages=1)
+            await store.find_messages(KeyQuery("m1", topics=["orders"], by_id=True, max_messages=1))
 
     with World(SimulatedDisk(), 1) as world:
         world.call(fill(world))

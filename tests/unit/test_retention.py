@@ -19,7 +19,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.queues import queue_ends
 from storage.local.retention_plan import OnFull
 from storage.message import Durability, QueueId
-from storage.store import Snapshot
+from storage.store import KeyQuery, Snapshot
 from tests.support.builders import message
 from tests.support.lives import one_life, run_lives
 from tests.support.simulation import ROOT, World
@@ -104,8 +104,8 @@ async def test_expired_segments_go_and_reading_below_what_is_left_says_what_ther
         await store.read(ORDERS, bounds.first - 1, **EVERYTHING)
     assert expired.value.available == bounds
     assert await store.offsets(RARE) == (1, 1)
-    assert await store.find_messages("k0", topics=["orders"], max_messages=1) == []
-    (found,) = await store.find_messages("k100", topics=["orders"], max_messages=1)
+    assert await store.find_messages(KeyQuery("k0", topics=["orders"], max_messages=1)) == []
+    (found,) = await store.find_messages(KeyQuery("k100", topics=["orders"], max_messages=1))
     assert found.message_id == "m100"
 
 

@@ -19,6 +19,7 @@ from storage.formats.queue_entry import ENTRY_BYTES
 from storage.local.local_store import LocalMessageStore
 from storage.local.options import LocalStoreOptions
 from storage.message import QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.lives import in_world
 from tests.support.simulation import ROOT, World
@@ -228,7 +229,7 @@ def test_an_index_file_that_a_lookup_has_rebuilt_meanwhile_is_no_finding(is_shor
             world.clock.jump(10 * HOUR_MS)
             assert await store.expire(world.clock.wall_ms(), _nothing_to_put_back) == 1
         for n in range(9):
-            await store.find_messages(f"k{n}", topics=["orders"], max_messages=1_000)
+            await store.find_messages(KeyQuery(f"k{n}", topics=["orders"], max_messages=1_000))
         assert store.status().rebuilt_index_files == 1
 
         await a_pass(store)

@@ -22,6 +22,7 @@ from storage.local.mending import Mending
 from storage.local.options import LocalStoreOptions
 from storage.local.verify.verification import StoreVerification
 from storage.message import QueueId
+from storage.store import KeyQuery
 from storage.store_status import Finding
 from tests.support.builders import message
 from tests.support.simulation import ROOT, World
@@ -70,7 +71,7 @@ async def check_gone(store: LocalMessageStore) -> None:
     await store.create_topic("gone", queue_count=2)
     assert [await store.offsets(queue) for queue in await store.queues("gone")] == [(0, 0), (3, 3)]
     assert await store.committed_offset("group", GONE) is None
-    assert await store.find_messages("k", topics=["gone"], max_messages=9) == []
+    assert await store.find_messages(KeyQuery("k", topics=["gone"], max_messages=9)) == []
     (appended,) = await store.append([message(b"new", queue=GONE)])
     assert appended.queue_offset == 3
 

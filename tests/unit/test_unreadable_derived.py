@@ -27,6 +27,7 @@ from storage.local.options import LocalStoreOptions
 from storage.local.queues.consume_queue import ConsumeQueue, Unflushed
 from storage.local.queues.queue_files import QueueFiles
 from storage.message import OffsetRange, QueueId
+from storage.store import KeyQuery
 from tests.support.builders import message
 from tests.support.simulation import ROOT, End, World
 
@@ -95,7 +96,7 @@ async def blocks_are_right(store: LocalMessageStore, count: int) -> None:
 
 
 async def found_by_key(store: LocalMessageStore, number: int) -> list[int]:
-    found = await store.find_messages(f"key-{number}", topics=["orders"], max_messages=2)
+    found = await store.find_messages(KeyQuery(f"key-{number}", topics=["orders"], max_messages=2))
     return [one.queue_offset for one in found]
 
 

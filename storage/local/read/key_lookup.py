@@ -4,9 +4,9 @@ does not have yet.
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 
 import structlog
 
@@ -21,25 +21,12 @@ from storage.local.log import log_walk
 from storage.local.log.commit_log import CommitLog
 from storage.local.queues.consume_queue import ConsumeQueue
 from storage.message import QueueId, StoredMessage, TransactionBits
+from storage.store import KeyQuery
 
 _STEPS = 1_000  # records that a search looks at in one go
 log = structlog.get_logger()
 
 _NOT_DELIVERED = (TransactionBits.PREPARED, TransactionBits.ROLLBACK)
-
-
-class Wanted(NamedTuple):
-    """Messages of these topics with this key, or `by_id` this id, stored in [from_ms, to_ms] and
-    below `log_end`.
-    """
-
-    key: str
-    topics: Collection[str]
-    by_id: bool
-    from_ms: int
-    to_ms: int
-    log_end: int
-    with_deleted: bool  # those of topics that were deleted since, too
 
 
 class KeyLookup:
@@ -69,28 +56,25 @@ class KeyLookup:
         self._visible_end = visible_end
         self._repairs = Repairs(runner)
 
-    async def find(
-        self, wanted: Wanted, *, max_messages: int, max_bytes: int | None = None
-    ) -> list[StoredMessage]:
+    async def find(self, query: KeyQuery) -> list[StoredMessage]:
         """Newest first, without damaged ones. Raises CorruptRecord where those are all there is."""
+        query = replace(query, topics=frozenset(query.topics))  # each record's topic is looked up
         while True:
             try:
-                return await self._find(wanted, max_messages, max_bytes)
+                return await self._find(query)
             except DoubtfulIndex as doubt:
                 await self._repairs.run(partial(self._index.rebuild, doubt.file, self._log))
 
-    async def _find(
-        self, wanted: Wanted, max_messages: int, max_bytes: int | None
-    ) -> list[StoredMessage]:
+    async def _find(self, query: KeyQuery) -> list[StoredMessage]:
         damage: list[CorruptRecord] = []
-        search = self._search(wanted, damage)
+        search = self._search(query, damage)
         found: list[StoredMessage] = []
-        is_over = max_messages <= 0
+        is_over = query.max_messages <= 0
         while not is_over:
             # A piece at a time: a key that a million messages have must not keep the lane from
             # everybody else.
             is_over = await in_lane(
-                self._runner, Lane.READ, partial(_advance, search, found, max_messages, max_bytes)
+                self._runner, Lane.READ, partial(_advance, search, found, query)
             )
         for one in damage:
             log.error(
@@ -104,7 +88,7 @@ class KeyLookup:
         return found
 
     def _search(
-        self, wanted: Wanted, damage: list[CorruptRecord]
+        self, query: KeyQuery, damage: list[CorruptRecord]
     ) -> Iterator[StoredMessage | None]:
         """The messages found, newest first; None for each record that was read in vain, so that the
         caller may pause.
@@ -114,37 +98,40 @@ class KeyLookup:
         # Asked before the index is: what moves from the log into the index meanwhile is then met
         # twice, and not missed.
         indexed_end = self._indexed_end()
-        newer = self._in_log(wanted.key, indexed_end) if indexed_end < wanted.log_end else []
+        log_end = self._visible_end()
+        if query.older_than is not None:
+            log_end = min(log_end, query.older_than)
+        newer = self._in_log(query.key, indexed_end) if indexed_end < log_end else []
         older = [
-            self._index.find(topic, wanted.key, from_ms=wanted.from_ms, to_ms=wanted.to_ms)
-            for topic in sorted(wanted.topics)
+            self._index.find(topic, query.key, from_ms=query.from_ms, to_ms=query.to_ms)
+            for topic in sorted(query.topics)
         ]
         last = -1
         for log_offset in heapq.merge(newer, *older, reverse=True):
-            if log_offset != last and log_offset < wanted.log_end:
+            if log_offset != last and log_offset < log_end:
                 last = log_offset
                 try:
-                    found = self._judge(log_offset, wanted)
+                    found = self._judge(log_offset, query)
                 except CorruptRecord as one:
                     damage.append(one)
                     found = None
                 yield found
 
-    def _judge(self, log_offset: int, wanted: Wanted) -> StoredMessage | None:
+    def _judge(self, log_offset: int, query: KeyQuery) -> StoredMessage | None:
         record = self._log.read_at(log_offset)
         if (
             record is None
-            or record.topic not in wanted.topics
+            or record.topic not in query.topics
             or record.transaction in _NOT_DELIVERED
             or record.sys_flag & inner_batch.FLAG  # found by its messages' places alone
         ):
             return None
-        if not wanted.from_ms <= record.stored_at_ms <= wanted.to_ms:
+        if not query.from_ms <= record.stored_at_ms <= query.to_ms:
             return None
-        if not wanted.with_deleted and self._is_deleted(record):
+        if not query.with_deleted and self._is_deleted(record):
             return None
         message = records.to_message(record)
-        is_wanted = wanted.key == message.message_id if wanted.by_id else wanted.key in message.keys
+        is_wanted = query.key == message.message_id if query.by_id else query.key in message.keys
         return message if is_wanted else None
 
     def _is_deleted(self, record: records.Record) -> bool:
@@ -169,8 +156,7 @@ class KeyLookup:
 def _advance(
     search: Iterator[StoredMessage | None],
     found: list[StoredMessage],
-    max_messages: int,
-    max_bytes: int | None,
+    query: KeyQuery,
 ) -> bool:
     """Go on with the search for a while; True: it is over."""
     byte_count = sum(len(message.body) for message in found)
@@ -182,7 +168,9 @@ def _advance(
         if message is not None:
             found.append(message)
             byte_count += len(message.body)
-            is_enough = max_bytes is not None and byte_count > max_bytes and len(found) > 1
-            if len(found) == max_messages or is_enough:
+            is_enough = (
+                query.max_bytes is not None and byte_count > query.max_bytes and len(found) > 1
+            )
+            if len(found) == query.max_messages or is_enough:
                 return True
     return False
