@@ -91,8 +91,6 @@ class BrokerFiles:
         self._writer = _Writer(files)
         self._state: object = None  # of all that the files depend on, when they were last collected
         self._tables: dict[str, _Table] = {}
-        # messages of each group that are settled beyond its offsets: a broker delivers them again
-        self.settled_ahead: dict[str, int] = {}
 
     async def save(self) -> int:
         """Let the files be written where they may have changed; about how many bytes."""
@@ -119,17 +117,13 @@ class BrokerFiles:
 
     async def _collect(self, asking_from: int | None) -> _Values:
         groups = {one.name: one.rules for one in self._groups.all()}
-        ahead: dict[str, int] = {}
         for name, rules in groups.items():
-            found = await self._delivery.broker_positions.standing(name, rules)
-            if found.ahead:
-                ahead[name] = found.ahead
+            offsets = await self._delivery.broker_positions.offsets(name, rules)
             known = self._tables.get(name)
-            if known is None or known.offsets != found.offsets:
-                self._tables[name] = _Table.of(name, found.offsets)
+            if known is None or known.offsets != offsets:
+                self._tables[name] = _Table.of(name, offsets)
             await asyncio.sleep(0)  # others have their turn
         self._tables = {name: self._tables[name] for name in groups}
-        self.settled_ahead = ahead
         stored = await self._store.topics()
         return _Values(
             {topic.name: topic.settings for topic in self._topics.all()},

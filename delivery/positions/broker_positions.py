@@ -46,15 +46,6 @@ class Advanced(NamedTuple):
         return self.offset < self.before
 
 
-class GroupStanding(NamedTuple):
-    """The offset at which a group continues in each queue; `ahead`: number of messages beyond these
-    offsets that are settled or filtered out.
-    """
-
-    offsets: dict[QueueId, int]
-    ahead: int
-
-
 class BrokerPositions:
     """Merges positions of a broker, and exports those of EscrowMQ. Event loop only."""
 
@@ -143,7 +134,7 @@ class BrokerPositions:
                 at = end
         return moved
 
-    async def standing(self, group: str, rules: GroupRules) -> GroupStanding:
+    async def offsets(self, group: str, rules: GroupRules) -> dict[QueueId, int]:
         """The offset at which a broker lets the group continue, in each queue that the group reads
         or has a position in.
         """
@@ -154,7 +145,6 @@ class BrokerPositions:
             *await self._limit.subscribed(rules),
         }
         offsets: dict[QueueId, int] = {}
-        ahead = 0
         turns = Turns()
         for queue in queues:
             await turns.take(1)
@@ -165,10 +155,8 @@ class BrokerPositions:
                 except (UnknownTopic, UnknownQueue):
                     continue  # its topic is deleted
             else:
-                slots = known.slots
-                offsets[queue] = slots.prefix
-                ahead += slots.cursor - slots.prefix - slots.unsettled
-        return GroupStanding(offsets, ahead)
+                offsets[queue] = known.slots.prefix
+        return offsets
 
     def _copy(self, leases: GroupLeases, message: StoredMessage, topic: str) -> Message:
         if properties.RETRY_TOPIC not in message.system:

@@ -17,7 +17,6 @@ from storage.formats import config_json, names
 from storage.formats.config_json import ConfigFile, ConfigObject, Int
 
 FILE = "topics.json"
-PERM_INHERIT = 1
 PERM_WRITE = 2
 PERM_READ = 4
 MESSAGE_TYPE = "message.type"

@@ -11,9 +11,10 @@ from storage.formats import record as records
 from storage.formats.lost_note import LostRange
 from storage.formats.record import DamagedRecord, Record
 from storage.formats.unit import UnitItem
+from storage.local.queues.replay import QUEUED
 from storage.local.repair.known_queues import KnownQueue
 from storage.local.repair.repair_report import RepairRefused
-from storage.local.repair.survey import QUEUED, Border, Survey
+from storage.local.repair.survey import Border, Survey
 from storage.message import OffsetRange, QueueId
 
 
@@ -212,7 +213,7 @@ def _following(
         else:
             last = max(by_files.end if by_files else 0, by_heads.end, next_offset)
         if queue not in seen.before and begins_at and by_files is None:
-            # nothing tells which ones came before
+            # which ones came before is not known
             next_offset = by_heads.first if by_heads.end else last
         for number in range(len(parts.lengths)):
             if number in parts.damaged:

@@ -15,13 +15,13 @@ from storage.formats import record as records
 from storage.formats.names import LOST_TOPIC, QUEUE_END_TOPIC
 from storage.formats.record import DamagedRecord, Record
 from storage.local.queues import queue_ends
-from storage.message import Message, OffsetRange, QueueId, TransactionBits
+from storage.local.queues.replay import QUEUED
+from storage.message import Message, OffsetRange, QueueId
 
 _WINDOW_BYTES = 4 << 20
 _SEARCH_BYTES = 4 << 20
 _REACH_BYTES = 32 << 20  # more than the largest request makes
 _END_OF_FILE = records.MAGIC_END_OF_FILE.to_bytes(4, "big")
-QUEUED = (TransactionBits.NONE, TransactionBits.COMMIT)
 _NOTES = (LOST_TOPIC.encode("ascii"), QUEUE_END_TOPIC.encode("ascii"))
 
 Progress = Callable[[int, int], None]
