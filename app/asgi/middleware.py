@@ -87,15 +87,11 @@ class RequestMiddleware:
                 http_version=scope["http_version"],
                 has_limit=not is_stream,
             )
-            source, max_bytes = receive, self._options.max_body_bytes
+            source = receive
             if is_compressed(headers):
-                if not is_stream:
-                    source = self._limited(
-                        source, max_bytes + max_bytes // _GZIP_SHARE + _GZIP_BYTES
-                    )
-                source = self._inflating(scope, source)
+                source = self._inflating(scope, receive, is_stream=is_stream)
             if not is_stream:
-                source = self._limited(source, max_bytes)
+                source = self._limited(source, self._options.max_body_bytes)
             await self._app(inner, _counted(source, share), out)
         except (ClientDisconnect, ClientGone) as error:
             status = CLIENT_LEFT
@@ -109,7 +105,13 @@ class RequestMiddleware:
             operation = getattr(inner.get("route"), "operation_id", None) or "other"
             self._metrics.requests.note(operation, status, perf_counter() - begun)
 
-    def _inflating(self, scope: Scope, receive: Receive) -> Receive:
+    def _inflating(self, scope: Scope, receive: Receive, *, is_stream: bool) -> Receive:
+        """The inflated body. But for a stream, the compressed one has a limit of its own: gzip of
+        what cannot be compressed is a little longer than it.
+        """
+        if not is_stream:
+            max_bytes = self._options.max_body_bytes
+            receive = self._limited(receive, max_bytes + max_bytes // _GZIP_SHARE + _GZIP_BYTES)
         is_gone = scope.get("extensions", {}).get(IS_GONE, lambda: False)
         return Inflater(receive, max_ratio=self._options.max_gzip_ratio, is_gone=is_gone).receive
 
