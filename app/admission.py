@@ -94,7 +94,7 @@ class Admission:
     def _access_of(self, authorization: str) -> Access | None:
         """Permissions of the key; None where it is not known.
 
-        Every key is compared, and in constant time, so that the time taken tells nothing.
+        Every key is compared, and in constant time, so that the time taken reveals nothing.
         """
         scheme, _, key = authorization.partition(" ")
         digest = sha256(key.strip(" \t").encode("latin-1")).digest()  # the bytes as they were sent

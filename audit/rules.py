@@ -131,7 +131,7 @@ NUMBERS_OF_QUEUES: Mapping[str, str] = {
     "half_number": _least(Role.HALF, "queue_offset"),
     "op_number": "min(first_half_offset)",
 }
-"""By which it is seen whether a half that is not there lay before the log's beginning."""
+"""Conditions under which a missing half was stored before the log's beginning."""
 
 TIMES: Mapping[str, str] = {
     "begun_ms": f"coalesce({_least(Role.HALF, 'stored_ms')}, min(stored_ms))",

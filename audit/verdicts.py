@@ -14,15 +14,15 @@ class Fact(IntFlag):
     """Facts that the records of one transaction show."""
 
     HALF = auto()  # a half of it is in the log
-    GONE = auto()  # its half lay before the log's beginning
+    GONE = auto()  # its half was stored before the log's beginning
     COMMIT_OP = auto()
     ROLLBACK_OP = auto()
     PLAIN_OP = auto()  # a broker's op, which does not say which way it went
-    PUBLISHED = auto()  # a message of it stands in its real topic, or waits there for its time
+    PUBLISHED = auto()  # a message of it is in its real topic, or waits there for its time
     ALL_THERE = auto()  # every message of it does
     DOUBLED = auto()  # one of them does so twice
     HELD = auto()  # it was held, and not resumed since
-    LATE = auto()  # what decided it stands behind the record that it was held
+    LATE = auto()  # its decision is behind the record that it was held
     UNCLEAR = auto()  # ALL_THERE and DOUBLED need a closer look
     ALTERED = auto()  # a final whose body is not its half's
     WRONG_HALF = auto()  # a final that names another half than its own

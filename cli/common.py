@@ -117,7 +117,7 @@ def write_whole(where: str, text: str) -> None:
 def in_short(error: Exception) -> str:
     """The reason, for a person.
 
-    Spark's errors go on for pages; what went wrong in a worker stands behind the last of its
+    Spark's errors go on for pages; what went wrong in a worker follows the last of its
     tracebacks. Java's lines say where in Spark, which helps no user.
     """
     if isinstance(error, OSError) and error.strerror:

@@ -10,7 +10,7 @@ from cli.common import say
 
 
 def run(*, host: str | None, port: int | None, data_dir: Path | None, config: Path | None) -> int:
-    """Run until told to stop; the exit status."""
+    """Run until a signal stops it; the exit status."""
     try:
         settings = load(
             config or settings_file_of(data_dir), host=host, port=port, data_dir=data_dir

@@ -89,7 +89,7 @@ class _Server(uvicorn.Server):
 
 
 def run(settings: Settings, create: Callable[[Settings], FastAPI] = create_app) -> int:
-    """Serve until told to stop; the exit status. `create` makes what serves."""
+    """Serve until a signal stops it; the exit status. `create` makes what serves."""
     os.umask(0o077)
     readable = settings.log_format == "console" or (settings.dev and not settings.log_format)
     configure_logging(level=settings.log_level, readable=readable)

@@ -1,7 +1,7 @@
 """Streams: messages of a group are sent as they arrive, at most so many of them unacknowledged.
 
 What a stream is given are leases as those of a receive. Each of its receives is an attempt with a
-name that no client can give, so that the log tells which leases were granted over a stream: the
+name that no client can give, so that the log shows which leases were granted over a stream: the
 next stream of the group goes on with those of a stream that was lost, after a restart too. A client
 often connects again before it is known here that its connection is lost: then the stream that has
 just been opened goes on with them as soon as it is known.

@@ -57,7 +57,7 @@ class LocalStoreComponent(Component):
         )
         yield Gauge(
             "escrowmq_log_first_offset",
-            "Where the log begins: what lies before has expired",
+            "Log offset at which the log begins: earlier records have expired",
             status.first_offset,
         )
         yield Gauge(

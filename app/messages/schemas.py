@@ -228,7 +228,7 @@ class LooseEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class LooseBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A batch in which the wrong messages are to be told from the right ones."""
+    """A batch whose invalid messages are answered one by one."""
 
     entries: Annotated[list[LooseEntry], Meta(min_length=1, max_length=MAX_ENTRIES)]
     atomic: bool = True

@@ -1,8 +1,8 @@
-"""Notices that the event loop stands still: one request, or one mistake of ours, then holds up all
+"""Detects a blocked event loop: one request, or one defect of the service, then delays all
 others.
 
 A thread asks the loop for a sign of life four times within the limit. Where none comes, the stacks
-of all threads are logged once: without them nothing tells afterwards what held it. Code that holds
+of all threads are logged once: without them nothing shows afterwards what held it. Code that holds
 the interpreter's lock holds this thread, too; such a standstill is counted when it has ended.
 """
 

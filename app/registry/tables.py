@@ -24,7 +24,7 @@ metadata = MetaData(
 )
 
 # Times are wall milliseconds. Names are case-sensitive, as they are in the log.
-# One row: what tells this registry from every other one.
+# One row: the identity of this registry.
 registry_identity = Table(
     "registry_identity", metadata, Column("identity", String(32), primary_key=True)
 )

@@ -1,7 +1,7 @@
 """Operations that the server answers itself, without ASGI, FastAPI's routing and their messages for
 each piece.
 
-It takes what can be told from the head to be an ordinary request for an operation; whatever else
+It takes what its head shows to be an ordinary request for an operation; whatever else
 there is (other paths and methods, streams, compressed bodies, faults that a test has switched on)
 goes to the ASGI application, over the same connection. Both ask the same handlers by
 `app.answering` and give equal answers.

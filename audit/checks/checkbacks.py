@@ -1,8 +1,8 @@
 """Checks of transactions with their producers, and the answers to them.
 
 A check leaves something in the log when it was answered or failed: "unknown" and every failed try
-as a message of its own, a decision on the op. So what stands here are answers and failed tries, not
-questions under way. A broker only counts how often it has asked, on the copies of the half.
+as a message of its own, a decision on the op. So what is listed here are answers and failed tries,
+not questions under way. A broker only counts how often it has asked, on the copies of the half.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ def check(context: CheckContext) -> Found:
         f"SELECT {evidence}, {numbers}, held_at AS held_log_offset FROM {known} "
         f"AND held_reason = '{_EXHAUSTED}' AND answers < max_answers",
     )
-    # An id is free again once retention has dropped its transaction: then a half lies behind the
+    # An id is free again once retention has dropped its transaction: then a half is behind the
     # op.
     found.add(
         "asked_though_decided",

@@ -1,6 +1,6 @@
 """Has every half message what its commit needs, and has a broker forgotten any?
 
-A half lies in queue 0 of the half topic, names its real topic and queue, its producer group and
+A half is in queue 0 of the half topic, names its real topic and queue, its producer group and
 itself, bears the mark of a transaction and no transaction bits. Such bits anywhere else are of a
 message that no queue has.
 

@@ -16,7 +16,7 @@ def check(context: CheckContext) -> Found:
     found = Found(counts=dict.fromkeys(kinds_of("index"), 0))
     found.numbers = {"files": len(files)}
     unread = [file.name for file in files if not file.slots]
-    # of a number of slots that nothing tells; what they have cannot be told from what is missing
+    # of an unknown number of slots; what they have cannot be told from what is missing
     if unread:
         found.counts["index_unreadable"] = len(unread)
         found.items = [{"verdict": "index_unreadable", "file": name} for name in unread]

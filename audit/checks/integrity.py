@@ -2,7 +2,7 @@
 
 The reader has checked the checksum of every append, and of a broker's records the CRC of their
 bodies: what fails is a row of kind `damaged`, which the audit lists. Here stands what it comes to
-in each segment, and what lies beside the damage.
+in each segment, and what is beside the damage.
 """
 
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Records of the log as Arrow columns, many at a time: numpy finds where everything lies, Arrow
+"""Records of the log as Arrow columns, many at a time: numpy finds where everything is, Arrow
 copies it.
 
 Nothing here loops over records: a column costs 2 to 150 ns a record (benchmarks/audit.py). What a

@@ -3,7 +3,7 @@
 Nothing is passed over in silence.
 
 Where a part begins or ends inside a segment, its true border is the first *anchor* at or behind
-that place: a whole unit, its checksum right, that says of itself that it lies there. Which place
+that place: a whole unit, its checksum right, that states this place as its own. Which place
 that is depends on the bytes alone, so neighbours agree on it, and the parts of a log together give
 the same records as one walk, however it was cut.
 
@@ -38,7 +38,7 @@ Read = Callable[[int, int], bytes]
 class What(Enum):
     RECORDS = "records"
     DAMAGE = "damaged"
-    FILLER = "filler"  # the end-of-file record and what lies behind it
+    FILLER = "filler"  # the end-of-file record and the bytes behind it
     MISSING = "missing"  # the log goes on, its bytes are in no file
 
 

@@ -8,7 +8,7 @@ Of each segment in this order, each step on disk before the next (`whole_files.p
 
 1. the copy, as `.part`, read back: its crc32c is that of the bytes that were written;
 2. its name;
-3. its manifest, in the same way. A manifest that stands there vouches for a copy that outlives a
+3. its manifest, in the same way. A manifest that exists vouches for a copy that outlives a
    power cut.
 
 A segment counts as copied where its manifest parses and states the size that the copy has; else it

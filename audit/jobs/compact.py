@@ -1,5 +1,5 @@
 """Sealed segments made rows once and for all, by a Spark job: a task for each segment
-(`compacted.py` says what lies where).
+(`compacted.py` says what is where).
 
 A task writes its file as `.part`, gives it its name, and writes the manifest last, each step on
 disk before the next (`whole_files.py`): what is cut off leaves nothing that counts, and the next

@@ -1,5 +1,5 @@
-"""The continuous audit: the log as a stream, its verdicts kept up to date, findings told as they
-appear.
+"""The continuous audit: the log as a stream, its verdicts kept up to date, findings reported as
+they appear.
 
 Each batch is summed up to the numbers of its transactions, which are merged with those of the
 transactions that are still kept; the facts are worked out from the sums by the rules of the batch
@@ -16,10 +16,11 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+import msgspec
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -179,9 +180,9 @@ class Watch:
             counts = self._counts(name, before)
         state = self._next(before, batch, name, counts)
         tail = log_files.tail_sum(log_files.find_folder(self._uri), state.reached)
-        state = replace(state, tail=tail)
+        state = msgspec.structs.replace(state, tail=tail)
         findings = self._findings(name, state, counts)
-        # Told first: who is killed in between tells it twice, and not never.
+        # Reported first: after a kill in between, the next run reports it again.
         self._on_step(
             Step(
                 state=state,
@@ -198,13 +199,13 @@ class Watch:
             {
                 "fresh": F.lit(1),
                 "facts_before": F.lit(None).cast("int"),
-                "told": F.lit(None).cast("int"),
+                "reported": F.lit(None).cast("int"),
             }
         )
         if before.rows is not None:
             fresh = fresh.unionByName(self._kept(rows.sparkSession, before).select(fresh.columns))
         merged = outcomes.merged(
-            fresh, {name: F.max(name) for name in ("fresh", "facts_before", "told")}
+            fresh, {name: F.max(name) for name in ("fresh", "facts_before", "reported")}
         )
         # What nothing was heard of stays as it was judged: the bounds move on, and a closer look
         # need not be taken again.
@@ -221,12 +222,17 @@ class Watch:
         """The rows of the last batch but for those that have left."""
         c = F.col
         assert before.rows is not None
-        rows = parquet_folder.read(spark, self._folder.rows(before.rows))
+        rows = parquet_folder.read(spark, self._folder.rows(before.rows)).withColumnRenamed(
+            "told",
+            "reported",  # as earlier releases wrote it
+        )
         has_left = c("facts").isin(list(before.left_facts)) & (c("last_ms") < before.left_before_ms)
-        told = F.when(c("facts").isin(list(before.told_facts)), c("facts")).otherwise(c("told"))
+        reported = F.when(c("facts").isin(list(before.reported_facts)), c("facts")).otherwise(
+            c("reported")
+        )
         return rows.where(
             c("transaction_id").isNotNull() & ~F.coalesce(has_left, F.lit(False))
-        ).withColumns({"facts_before": c("facts"), "told": told, "fresh": F.lit(0)})
+        ).withColumns({"facts_before": c("facts"), "reported": reported, "fresh": F.lit(0)})
 
     @staticmethod
     def _bounds(state: State) -> Bounds:
@@ -300,7 +306,7 @@ class Watch:
         for row in staying:
             open_[row["facts"]] += row["n"]
         records = [row for row in of_none if not row["stretch"]]
-        return replace(
+        return msgspec.structs.replace(
             before,
             batch=batch,
             rows=name,
@@ -321,7 +327,7 @@ class Watch:
             damaged_bytes=before.damaged_bytes + _sum(damaged, "bytes"),
             left_facts=tuple({row["facts"] for row in leaving}),
             left_before_ms=before.newest_ms - self._horizon_ms,
-            told_facts=tuple(
+            reported_facts=tuple(
                 {row["facts"] for row in of_one if is_wanted(Fact(row["facts"]), self._wanted)}
             ),
             forgotten_offset=_most(
@@ -340,21 +346,23 @@ class Watch:
         c = F.col
         found: list[dict[str, Any]] = []
         if any(
-            row["fresh"] and row["facts"] in state.told_facts for row in counts if row["is_of_one"]
+            row["fresh"] and row["facts"] in state.reported_facts
+            for row in counts
+            if row["is_of_one"]
         ):
             rows = parquet_folder.read(self._spark, self._folder.rows(name)).where(
                 c("transaction_id").isNotNull()
             )
-            is_new: Column = (c("fresh") == 1) & c("facts").isin(list(state.told_facts))
-            is_new &= c("told").isNull() | (c("told") != c("facts"))
+            is_new: Column = (c("fresh") == 1) & c("facts").isin(list(state.reported_facts))
+            is_new &= c("reported").isNull() | (c("reported") != c("facts"))
             picked = (
                 rows.where(is_new).orderBy("first_offset", "transaction_id").limit(self._listed + 1)
             )
             for row in picked.select(
-                "transaction_id", "facts", "told", "first_offset", "records"
+                "transaction_id", "facts", "reported", "first_offset", "records"
             ).collect():
                 item = _seen(Fact(row["facts"]))
-                if row["told"] is None or item != _seen(Fact(row["told"])):
+                if row["reported"] is None or item != _seen(Fact(row["reported"])):
                     place = {"log_offset": row["first_offset"], "records": row["records"]}
                     found.append({**item, "transaction_id": row["transaction_id"], **place})
         if DAMAGED in self._wanted:

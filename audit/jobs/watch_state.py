@@ -7,9 +7,9 @@ DIR/states/<batch>.json  what is counted, and the rows that belong to it; writte
 """
 
 import re
-from dataclasses import asdict, dataclass, field
 
 import msgspec
+from msgspec import field
 from pyarrow import fs
 
 from audit.files import whole_files
@@ -24,8 +24,10 @@ class StateError(Exception):
     """The folder holds the state of something else, or is that of another watch."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class State:
+_STORED_AS = {"reported_facts": "told_facts"}
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_AS):
     """After a batch.
 
     `open` and `closed` count transactions by their facts; offsets are log offsets.
@@ -50,7 +52,7 @@ class State:
     # Of the rows these are no more: of such facts, and last heard of before.
     left_facts: tuple[int, ...] = ()
     left_before_ms: int = 0
-    told_facts: tuple[int, ...] = ()  # of these the rows were told as findings
+    reported_facts: tuple[int, ...] = ()  # of these the rows were reported as findings
     # the last half of those that are closed, and its number in its queue
     forgotten_offset: int | None = None
     forgotten_number: int | None = None
@@ -83,9 +85,7 @@ class StateFolder:
                 f"another watch uses {without_secrets(self.uri)}: it has written batch {newest}"
             )
         whole_files.make_folder(self._filesystem, f"{self._path}/states")
-        whole_files.write(
-            self._filesystem, self._file(state.batch), msgspec.json.encode(asdict(state))
-        )
+        whole_files.write(self._filesystem, self._file(state.batch), msgspec.json.encode(state))
         for number in sorted(self._numbers())[:-_KEPT]:
             self._filesystem.delete_file(self._file(number))
         self._drop_rows(before=state.batch - _KEPT + 1)

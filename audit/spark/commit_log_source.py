@@ -12,7 +12,7 @@ Options:
     splitMB          how much of a segment one task reads (64)
     startOffset      log offsets: read from the first unit at or behind it,
     endOffset        and up to the first unit at or behind it (up to where the log is on disk)
-    reached          of a stream: the border at which an earlier one has ended; what lies behind it
+    reached          of a stream: the border at which an earlier one has ended; what is behind it
                      and is gone is `missing`
     maxBytesPerTrigger  of a stream: how much of the log one batch reads, to the next border of a
                         unit

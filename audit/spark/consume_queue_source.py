@@ -4,7 +4,7 @@ against the log.
     spark.read.format("consumequeue").option("path", "/data/store").load()
 
     topic, queue_id, queue_offset    which entry
-    log_offset, record_bytes         where it says that the record lies
+    log_offset, record_bytes         where it says that the record is
     tag_hash                         Java's hash of the tag; in a delay topic of a broker the time
                                      of delivery
 """

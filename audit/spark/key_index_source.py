@@ -4,7 +4,7 @@ the log.
 spark.read.format("keyindex").option("path", "/data/store").load()
 
 file, entry                 which entry of which file
-key_hash, log_offset        what it says: a record with such a key lies there
+key_hash, log_offset        what it says: a record with such a key is there
 is_linked                   is it where who looks up finds it: named by its slot, or by the next
                             entry of the same slot?
 """

@@ -19,7 +19,7 @@ def run(
     data_dir: Path | None,
     config: Path | None,
 ) -> int:
-    """Follow until told to stop; the exit status."""
+    """Follow until a signal stops it; the exit status."""
     try:
         settings = load(
             config or settings_file_of(data_dir), host=host, port=port, data_dir=data_dir

@@ -91,7 +91,7 @@ def reason_of(message: Message) -> str | None:
 
 
 def is_stub(message: Message) -> bool:
-    """Whether a dead letter stands for a message that could not be read."""
+    """Whether a dead letter replaces a message that could not be read."""
     return _DAMAGED in message.system
 
 

@@ -1,6 +1,6 @@
 """Committed offsets of a group in its queues, and their reset.
 
-What the group has received from under leases stands in the table of leases; its committed offset is
+What the group has received under leases is in the table of leases; its committed offset is
 the settled prefix. Elsewhere the offset is what was committed to the store.
 """
 

@@ -15,8 +15,8 @@ What it models, so that a store which survives it may be trusted on a real disk:
   among them;
 - a block may be one that the disk does not give back (`fail_reads`): a read of it fails with EIO,
   as does a write to a part of it, until all of it is written again;
-- a sync that fails tells so once to each open handle of the file: afterwards memory shows the new
-  bytes, the disk holds the old ones, and nothing will ever write them there, as Linux does it.
+- a sync that fails is reported once to each open handle of the file: afterwards memory shows the
+  new bytes, the disk holds the old ones, and nothing will ever write them there, as Linux does it.
 
 `cut_after` operations the power goes: that operation and all later ones raise PowerCut, and
 `after_power_cut` gives the disk as the next start finds it. `after_kill` gives it as a killed
@@ -251,7 +251,7 @@ class SimulatedFile:
         disk.take_descriptor()
         self._disk = disk
         self._opened: _Inode | None = inode
-        self._errors_told = inode.errors
+        self._errors_reported = inode.errors
 
     @property
     def _inode(self) -> _Inode:
@@ -311,8 +311,8 @@ class SimulatedFile:
             self._inode.fail_sync()
         else:
             self._inode.sync()
-        if self._errors_told != self._inode.errors:
-            self._errors_told = self._inode.errors
+        if self._errors_reported != self._inode.errors:
+            self._errors_reported = self._inode.errors
             raise OSError(self._disk.sync_errno, "simulated")
 
     def drop_cache(self) -> None:

@@ -114,7 +114,7 @@ class File(Protocol):
     def sync(self) -> None:
         """Return once what was written, allocated or extended is on disk, by whatever handle.
 
-        A failure is reported once to each handle of the file; after it the page cache lies about
+        A failure is reported once to each handle of the file; after it the page cache does not say
         what the disk holds. Never call again after one, unless everything since the last success
         is written again (unsynced.py).
         """

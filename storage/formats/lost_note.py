@@ -15,7 +15,7 @@ gives each of them an entry that points to the note, and reading one of them is 
 Where `first` equals `end` nothing of the queue is left, and it goes on at `end`. So no queue offset
 is ever used a second time.
 
-A note is a unit of its own where it ends on a word border, a record of the unit that it stands in
+A note is a unit of its own where it ends on a word border, a record of the unit that it is in
 where `item` names that unit, and else, between the records of a broker, a record by RocketMQ's
 rules.
 """

@@ -137,7 +137,7 @@ def judge(
 ) -> Unit | Halt:
     """The unit that begins at `at`, or why there is none.
 
-    A record without a unit item that names this place stands alone and is a broker's, or else it is
+    A record without a unit item that names this place is alone and is a broker's, or else it is
     damaged.
 
     `damaged_from`: a log offset from which on no whole unit was found up to this place; None where
@@ -277,7 +277,7 @@ def units_between(
     epoch not below `epoch`.
 
     What a power cut leaves behind the end of the log is any mixture of whole, torn and missing
-    sectors; each of these units still tells how far the log had been synced when it was written.
+    sectors; each of these units still states how far the log had been synced when it was written.
     """
     aligned = -(-begin // unit.ALIGNMENT) * unit.ALIGNMENT
     for position in _candidates(window, aligned - window_offset).tolist():

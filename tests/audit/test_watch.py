@@ -13,6 +13,7 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from pyarrow import parquet
 
 from audit.jobs.transaction_audit import Scope, TransactionAudit
 from audit.jobs.watch import NotWatched, Step, Watch
@@ -121,7 +122,7 @@ def test_a_watch_that_is_killed_twice_ends_with_what_the_batch_audit_says(spark,
     )
 
 
-def test_every_finding_is_told_once_and_as_it_ends(spark, planted, tmp_path):
+def test_every_finding_is_reported_once_and_as_it_ends(spark, planted, tmp_path):
     store, truth = planted
 
     watch, steps = watched(spark, store, StateFolder(str(tmp_path / "state")), batch_bytes=60_000)
@@ -140,6 +141,23 @@ def test_every_finding_is_told_once_and_as_it_ends(spark, planted, tmp_path):
     again, nothing = watched(spark, store, StateFolder(str(tmp_path / "state")))
     assert nothing == []
     assert again.report() == watch.report()
+
+
+def test_a_state_of_an_earlier_release_is_continued(spark, planted, tmp_path):
+    store, truth = planted
+    folder = tmp_path / "state"
+    with pytest.raises(Killed):
+        watched(spark, store, Killing(str(folder), batch=1, is_written=True))
+    for file in folder.glob("rows/*/*.parquet"):
+        table = parquet.read_table(file)
+        names = ["told" if name == "reported" else name for name in table.column_names]
+        parquet.write_table(table.rename_columns(names), file)
+    for file in folder.glob("states/*.json"):
+        assert "told_facts" in json.loads(file.read_text())
+
+    watch, _ = watched(spark, store, StateFolder(str(folder)))
+
+    assert watch.report()["verdicts"] == {name: Counter(truth.values())[name] for name in VERDICTS}
 
 
 @pytest.mark.faults

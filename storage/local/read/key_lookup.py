@@ -71,8 +71,8 @@ class KeyLookup:
         found: list[StoredMessage] = []
         is_over = query.max_messages <= 0
         while not is_over:
-            # A piece at a time: a key that a million messages have must not keep the lane from
-            # everybody else.
+            # A piece at a time: a key that a million messages have must not keep other reads out
+            # of the lane.
             is_over = await in_lane(
                 self._runner, Lane.READ, partial(_advance, search, found, query)
             )

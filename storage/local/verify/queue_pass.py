@@ -2,7 +2,7 @@
 record.
 
 The log says what the entries of a queue must be, one behind another; they are compared with the
-files many at a time. Where the log is damaged, the entries say which messages lay there.
+files many at a time. Where the log is damaged, the entries say which messages were there.
 """
 
 import math
@@ -308,7 +308,7 @@ class QueuePass:
         )
 
     def _judge_gap(self, queue: QueueId, gap: OffsetRange) -> list[Finding]:
-        """Messages of which the log has no whole record. Their entries say where they lay."""
+        """Messages of which the log has no whole record. Their entries say where they were."""
         lost: dict[range | None, list[int]] = {}
         at = gap.first
         while at < gap.end:
