@@ -35,6 +35,10 @@ class KeyedConditions:
         if not calls:
             self._calls.pop(name, None)
 
+    def is_awaited(self, name: str) -> bool:
+        """Whether a caller waits for the next notification."""
+        return name in self._calls
+
     def notify(self, name: str) -> None:
         for call in self._calls.pop(name, {}):
             call()

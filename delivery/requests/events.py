@@ -139,7 +139,8 @@ def reply_message(
         message_id=message_id,
         body=reply.body,
         born_at_ms=now_ms,
-        properties=reply.own,
+        # those without a value last, as in a record that is read: a client that waits gets this one
+        properties=dict(sorted(reply.own.items(), key=lambda item: not item[1])),
         system=system,
     )
 

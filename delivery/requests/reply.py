@@ -16,6 +16,7 @@ from delivery.requests.events import (
     event_message,
 )
 from delivery.requests.journal import RequestJournal
+from delivery.requests.recent_replies import RecentReplies
 from delivery.requests.send import Outcome
 from delivery.requests.table import Request, RequestState, closed
 from storage.idempotency import check_fingerprint
@@ -34,6 +35,7 @@ class Replier:
         journal: RequestJournal,
         locks: KeyedLocks,
         identifiers: Identifiers,
+        recent: RecentReplies,
         *,
         ack_beside: AckBeside,
     ) -> None:
@@ -46,6 +48,7 @@ class Replier:
         self._clock = journal.clock
         self._locks = locks
         self._identifiers = identifiers
+        self._recent = recent
         self._ack_beside = ack_beside
 
     async def reply(
@@ -112,6 +115,8 @@ class Replier:
                 appended = await self._ack_beside(handle, request.opened.message_id, make)
             self._journal.count(appended)
             event = msgspec.structs.replace(event, from_offset=appended[0].queue_offset)
+            if self._journal.conditions.is_awaited(request_id):
+                self._recent.keep(request_id, reply)
             for one in [*first, event]:
                 self._journal.apply([request], one)
             return Outcome(request, replayed=False)

@@ -6,6 +6,7 @@ found by the request's id.
     table.py     requests and their results, in memory
     journal.py   the table and its log, and snapshots
     events.py    the records of that log
+    recent_replies.py  replies that waiting clients are about to read
 
 What happens to a request is one append each: the request with its opening, the reply with its mark
 and the acknowledgement of the request's message. The first one wins: a reply, the timeout or a
@@ -19,6 +20,7 @@ from delivery.options import RequestOptions
 from delivery.requests import events
 from delivery.requests.events import REPLY_QUEUE, Cancelled, ReplyBody, TimedOut
 from delivery.requests.journal import RequestJournal
+from delivery.requests.recent_replies import RecentReplies
 from delivery.requests.reply import AckBeside, Replier
 from delivery.requests.send import Outcome, RepeatableKey, Requester
 from delivery.requests.table import Request, RequestState, closed
@@ -26,7 +28,7 @@ from storage.clock import Clock
 from storage.errors import MessageGone, OffsetExpired
 from storage.identifiers import Identifiers
 from storage.keyed_locks import KeyedLocks
-from storage.message import Durability, Message, StoredMessage
+from storage.message import Durability, Message
 from storage.store import MessageStore, find_message
 
 _TIMED_OUT_TOGETHER = 100
@@ -50,7 +52,10 @@ class Requests:
         self._journal = RequestJournal(store, clock, options)
         self._locks = KeyedLocks()
         self._requester = Requester(self._journal, self._locks, identifiers, options)
-        self._replier = Replier(self._journal, self._locks, identifiers, ack_beside=ack_beside)
+        self._recent = RecentReplies()
+        self._replier = Replier(
+            self._journal, self._locks, identifiers, self._recent, ack_beside=ack_beside
+        )
         self.table = self._journal.table
 
     # ----------------------------------------------------------------------------------------------
@@ -135,10 +140,14 @@ class Requests:
         """Do not call it any more."""
         self._journal.conditions.forget_call(request_id, call)
 
-    async def read_reply(self, request: Request) -> StoredMessage | None:
+    async def read_reply(self, request: Request) -> Message | None:
         """The reply; None if there is none. Raises MessageGone if retention has deleted it."""
         if request.reply is None:
             return None
+        recent = self._recent.take(request.request_id)
+        first = self._store.bounds(REPLY_QUEUE).first
+        if recent is not None and request.reply.from_offset >= first:
+            return recent
         try:
             found = await find_message(
                 self._store, REPLY_QUEUE, request.reply.from_offset, request.reply.message_id

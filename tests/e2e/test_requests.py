@@ -132,6 +132,30 @@ def test_a_reply_can_be_anything_that_a_message_can(api, topic):
     assert "payload" not in look(api, request_id, payload="omit")["reply"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"payload": ""},
+        {"payload": 'é\t"', "content_type": "text/plain; charset=utf-8"},
+        {"payload": "gA==", "payload_encoding": "base64"},
+        {"json": {"b": 1, "a": None}, "properties": {"z": "1", "empty": "", "a": "ü", "m": "3"}},
+        {"payload": "x" * 100_000},
+    ],
+)
+def test_a_waiting_client_is_answered_as_one_that_looks_later(api, topic, group, beside, fields):
+    waiting = beside(ask, api, topic, wait_ms=LONG_MS)
+    (message,) = receive(api, group)
+    path = f"/v1/requests/{message['request_id']}"
+    until(lambda: "escrowmq_long_polls_open 1.0" in api.get("/metrics").text, "it waits")
+    ok(api.post(f"{path}/reply", json={**fields, "receipt_handle": message["receipt_handle"]}))
+
+    first = waiting.result()
+
+    assert first.status_code == 200
+    assert first.content == api.get(path).content == api.get(path).content
+    assert first.json()["reply"]["properties"] == fields.get("properties", {})
+
+
 def test_who_looks_can_wait_too_and_so_can_prefer(api, topic, beside):
     request_id = asked(api, topic)
     looking = beside(look, api, request_id, wait_ms=LONG_MS)

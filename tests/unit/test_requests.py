@@ -1,6 +1,7 @@
 """Requests and their replies, without HTTP: who wins, what is kept, what memory may forget."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from delivery.options import RequestOptions
 from delivery.receive.receive import LeasedMessage
 from delivery.receive.receive import Request as Receive
 from delivery.requests.events import REPLY_QUEUE, ReplyBody, asked_by
+from delivery.requests.recent_replies import RecentReplies
 from delivery.requests.send import Outcome, RepeatableKey
 from delivery.requests.service import Requests
 from delivery.requests.table import Request, RequestState
@@ -19,6 +21,7 @@ from storage.errors import (
     Backpressure,
     IdempotencyInProgress,
     IdempotencyKeyReused,
+    MessageGone,
     MessagingError,
     RequestClosed,
     StoreClosed,
@@ -598,6 +601,68 @@ async def test_a_thousand_who_wait_are_woken_each_by_his_own_reply(house):
     house.requests.stop()
 
     await asyncio.wait(waiting)
+
+
+async def test_who_waits_gets_the_reply_without_a_read_and_others_from_the_log(house, monkeypatch):
+    awaited, other = await house.ask(), await house.ask()
+    waiting = closing_of(house, awaited)
+    for request in (awaited, other):
+        await house.reply(request.request_id, b"yes")
+    await waiting
+
+    with monkeypatch.context() as without_reads:
+        without_reads.setattr(house.store, "read", None)
+        assert await house.body_of_reply(awaited.request_id) == b"yes"
+        with pytest.raises(TypeError):
+            await house.body_of_reply(other.request_id)
+
+    assert await house.body_of_reply(awaited.request_id) == b"yes"
+    assert await house.body_of_reply(other.request_id) == b"yes"
+
+
+async def test_a_reply_that_could_not_be_stored_is_not_read(house):
+    request = await house.ask()
+    closed: list[int] = []
+    call = partial(closed.append, 1)
+    house.requests.call_when_closed(request.request_id, call)
+    append = house.store.append
+
+    async def refuses(messages: Any, **options: Any) -> Any:
+        raise StoreClosed
+
+    house.store.append = refuses
+    with pytest.raises(StoreClosed):
+        await house.reply(request.request_id, b"first")
+    house.store.append = append
+    assert (await house.body_of_reply(request.request_id), closed) == (None, [])
+    house.requests.forget_call(request.request_id, call)
+
+    await house.reply(request.request_id, b"second")
+
+    assert await house.body_of_reply(request.request_id) == b"second"
+
+
+async def test_a_reply_that_is_no_longer_kept_is_gone_for_a_client_that_waited(house):
+    request = await house.ask()
+    waiting = closing_of(house, request)
+    await house.reply(request.request_id)
+    await waiting
+    await house.store.delete_topic(REPLY_QUEUE.topic)
+    await house.store.create_topic(REPLY_QUEUE.topic, queue_count=1)
+
+    with pytest.raises(MessageGone):
+        await house.body_of_reply(request.request_id)
+
+
+def test_few_and_small_replies_are_kept_until_they_are_read():
+    recent = RecentReplies()
+    for number in range(300):
+        recent.keep(str(number), message(b"x"))
+    recent.keep("large", message(b"x" * 20_000))
+
+    assert [recent.take(one) is not None for one in ("0", "43", "44", "299", "large", "44")] == [
+        False, False, True, True, False, False
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", ["cancel", "timeout"])
