@@ -6,6 +6,7 @@ JSON. Any other message is decoded and encoded by its struct; both ways make the
 """
 
 import binascii
+import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import add
@@ -100,7 +101,7 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
     Bodies are small.
     """
     found: list[bytes] = []
-    keep, join = found.append, b"".join
+    keep = found.append
     match, encode, rfc3339 = properties.match_plain, codec.encode, codec.rfc3339
     is_text = form in ("auto", "utf8")
     queue = born_at_ms = stored_at_ms = None
@@ -111,53 +112,53 @@ def json_of(records: Sequence[StoredRecord], form: PayloadForm) -> list[bytes]:
         if matched is None or not is_text or record.is_compressed:
             keep(encode(message_view(record.message(), form))[:-1])
             continue
-        message_id, key, more_keys, tag, others = matched.groups()
-        rest = _of_rest(others) if others else _NO_REST
-        try:
-            payload = encode(data[record.body_at : record.body_end].decode())
-        except UnicodeDecodeError:
-            rest = None
-        if rest is None:
-            keep(encode(message_view(record.message(), form))[:-1])
-            continue
         if record.queue is not queue:
             queue = record.queue
-            place = b'","topic":%b,"queue_id":%d,"queue_offset":' % (
-                encode(queue.topic),
-                queue.number,
-            )
+            place = _place(queue)
         if record.born_at_ms != born_at_ms:
             born_at_ms = record.born_at_ms
             born = rfc3339(born_at_ms).encode()
         if record.stored_at_ms != stored_at_ms:
             stored_at_ms = record.stored_at_ms
-            stored = b'","stored_at":"%b"' % rfc3339(stored_at_ms).encode()
-        if key is not None and tag is not None and more_keys is None:
-            keys = b'%d,"key":"%b","tag":"%b"' % (record.queue_offset, key, tag)
-        else:
-            keys = b"%d" % record.queue_offset
-            if key is not None:
-                keys += b',"key":"%b"' % key
-                keys += _all_keys(key, more_keys) if more_keys is not None else b""
-            if tag is not None:
-                keys += b',"tag":"%b"' % tag
-        ordering_key, behind_payload = rest
-        keep(
-            join(
-                (
-                    b'{"message_id":"',
-                    message_id,
-                    place,
-                    keys,
-                    ordering_key,
-                    payload,
-                    behind_payload,
-                    born,
-                    stored,
-                )
-            )
-        )
+            stored = rfc3339(stored_at_ms).encode()
+        body = data[record.body_at : record.body_end]
+        plain = _of_plain(matched, body, place, record.queue_offset, born, stored)
+        keep(encode(message_view(record.message(), form))[:-1] if plain is None else plain)
     return found
+
+
+def _of_plain(
+    matched: re.Match[bytes],
+    body: bytes,
+    place: bytes,
+    queue_offset: int,
+    born: bytes,
+    stored: bytes,
+) -> bytes | None:
+    """The JSON of a message with these plain properties, but for its last brace; None where it must
+    be decoded.
+    """
+    message_id, key, more_keys, tag, others = matched.groups()
+    rest = _of_rest(others) if others else _NO_REST
+    try:
+        payload = codec.encode(body.decode())
+    except UnicodeDecodeError:
+        return None
+    if rest is None:
+        return None
+    if key is not None and tag is not None and more_keys is None:
+        keys = b'%d,"key":"%b","tag":"%b"' % (queue_offset, key, tag)
+    else:
+        keys = b"%d" % queue_offset
+        if key is not None:
+            keys += b',"key":"%b"' % key
+            keys += _all_keys(key, more_keys) if more_keys is not None else b""
+        if tag is not None:
+            keys += b',"tag":"%b"' % tag
+    ordering_key, behind_payload = rest
+    return b'{"message_id":"%b%b%b%b%b%b%b","stored_at":"%b"' % (
+        message_id, place, keys, ordering_key, payload, behind_payload, born, stored
+    )  # fmt: skip
 
 
 def joined(columns: Columns, *ends: _Column) -> bytes | None:
@@ -165,8 +166,10 @@ def joined(columns: Columns, *ends: _Column) -> bytes | None:
     all are plain.
 
     `ends`: pieces that make what is in `parts_of_list`, each of all or of each. Made column by
-    column, in half the time of `json_of`.
+    column, in half the time of `json_of`; one message alone as there, in a third of the time.
     """
+    if len(columns.bodies) == 1:
+        return _joined_one(columns, ends)
     matched = properties.match_all_plain(columns.properties)
     if matched is None:
         return None
@@ -209,6 +212,19 @@ def joined(columns: Columns, *ends: _Column) -> bytes | None:
         *ends,
     ]
     return _interleaved(parts, len(matched))[1:]
+
+
+def _joined_one(columns: Columns, ends: Sequence[_Column]) -> bytes | None:
+    """`joined` of one message."""
+    (queue,), (queue_offset,), (body,), (text,), (born_at_ms,), (stored_at_ms,) = columns
+    matched = properties.match_plain(text)
+    if matched is None:
+        return None
+    born, stored = codec.rfc3339(born_at_ms).encode(), codec.rfc3339(stored_at_ms).encode()
+    message = _of_plain(matched, body, _place(queue), queue_offset, born, stored)
+    if message is None:
+        return None
+    return message + b"".join([end if isinstance(end, bytes) else end[0] for end in ends])
 
 
 def _all_keys(key: bytes, more_keys: bytes) -> bytes:

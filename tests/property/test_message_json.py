@@ -235,5 +235,20 @@ def test_the_keys_of_many_messages_are_joined_as_those_of_one(keys, tags):
     ]
 
 
+@pytest.mark.parametrize("key", [None, "k", "a b"])
+@pytest.mark.parametrize("tag", [None, "t"])
+@pytest.mark.parametrize("system", [{}, {"__SHARDINGKEY": "s", "__content_type": "text/x"}])
+def test_one_message_is_joined_as_each_of_many(key, tag, system):
+    one = message(b'"x"', message_id="m", key=key, tag=tag, system=system, properties={"a": "1"})
+    (row,) = rows_of([one])
+    columns = Columns([QueueId("orders", 1)], [5], [one.body], [row[1] + unit_item()], [6], [7])
+    twice = Columns(*[[*column, *column] for column in columns])
+
+    found = joined(columns, b',"handle":"', [b"h1"], b'"}')
+
+    assert found is not None
+    assert found + b"," + found == joined(twice, b',"handle":"', [b"h1"] * 2, b'"}')
+
+
 def unit_item() -> bytes:
     return unit.encode_item(unit.UnitItem(0, 0, 1, 1))
