@@ -1,16 +1,18 @@
-"""Sends to a service that has a replica, beside one that has none; and how quickly a replica that
-has nothing gets a log, beside a copy of the files.
+"""Sends to a service that has a replica, beside one that has none, and what each replica costs the
+service; and how quickly a replica that has nothing gets a log, beside a copy of the files.
 
-Both machines are this one: the replica runs on the core of the load.
+All machines are this one: replicas run on the core of the load.
 """
 
 import json
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,7 @@ import httpx
 from benchmarks import messages
 from benchmarks.bench import Bench, opened
 from benchmarks.cpu import LOAD_CORE, on_core
+from benchmarks.generator import Window
 from benchmarks.report import Figure, seconds, show
 from benchmarks.rows import constant
 from storage.formats import names
@@ -37,14 +40,17 @@ def run() -> None:
         alone = stack.enter_context(opened())
         followed, followed_port = stack.enter_context(_followed(copies=1))
         copied, _ = stack.enter_context(_followed(copies=2))
-        rates: dict[str, list[float]] = {}
-        times: dict[str, list[float]] = {}
+        twice, _ = stack.enter_context(_followed(copies=1, replicas=2))
+        services = {"alone": alone, "followed": followed, "copied": copied, "twice": twice}
+        many: dict[str, list[Window]] = {name: [] for name in services}
+        one: dict[str, list[Window]] = {name: [] for name in services}
         for _ in range(ROUNDS):
-            for name, bench in (("alone", alone), ("followed", followed), ("copied", copied)):
-                rates.setdefault(name, []).append(bench.run(_SEND, _MANY, SECONDS).rate)
-                times.setdefault(name, []).append(bench.run(_SEND, 1, SECONDS).p50_ms)
-        rate = {name: statistics.median(found) for name, found in rates.items()}
-        p50_ms = {name: statistics.median(found) for name, found in times.items()}
+            for name, bench in services.items():
+                many[name].append(bench.run(_SEND, _MANY, SECONDS))
+                one[name].append(bench.run(_SEND, 1, SECONDS))
+        rate = _medians(many, attrgetter("rate"))
+        p50_ms = _medians(one, attrgetter("p50_ms"))
+        cpu_us = _medians(many, attrgetter("cpu_us"))
         caught_up_s, copied_s, log_bytes = _catch_up(followed, followed_port)
     show(
         "A replica",
@@ -80,6 +86,27 @@ def run() -> None:
                 "without a replica",
             ),
             Figure(
+                f"processor time of the service, {_MANY} connections, one replica",
+                cpu_us["followed"],
+                "µs a message",
+                cpu_us["alone"],
+                "without a replica",
+            ),
+            Figure(
+                f"processor time of the service, {_MANY} connections, two replicas",
+                cpu_us["twice"],
+                "µs a message",
+                cpu_us["alone"],
+                "without a replica",
+            ),
+            Figure(
+                "of that for each of the two",
+                (cpu_us["twice"] - cpu_us["alone"]) / 2,
+                "µs a message",
+                cpu_us["alone"] / 10,
+                "a tenth of that without a replica",
+            ),
+            Figure(
                 "a new replica gets the log",
                 log_bytes / caught_up_s / 1e6,
                 "MB/s",
@@ -90,24 +117,32 @@ def run() -> None:
     )
 
 
+def _medians(
+    windows: Mapping[str, list[Window]], figure: Callable[[Window], float]
+) -> dict[str, float]:
+    return {name: statistics.median(map(figure, found)) for name, found in windows.items()}
+
+
 @contextmanager
-def _followed(*, copies: int) -> Iterator[tuple[Bench, int]]:
-    """A service with a replica, and the port where it serves more of them."""
-    with reserved_port() as reserved, tempfile.TemporaryDirectory(dir=".") as directory:
-        port = int(reserved.getsockname()[1])
-        replica = _replica(Path(directory) / "replica", port)
-        with on_core(LOAD_CORE):
-            replica.start(until_ready=False)
-        try:
-            with opened(
-                _until_it_takes_messages,
+def _followed(*, copies: int, replicas: int = 1) -> Iterator[tuple[Bench, int]]:
+    """A service with replicas, and the port where it serves more of them."""
+    with ExitStack() as stack:
+        port = int(stack.enter_context(reserved_port()).getsockname()[1])
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=".")))
+        for number in range(1, replicas + 1):
+            replica = _replica(directory / f"replica-{number}", port)
+            stack.callback(replica.kill)
+            with on_core(LOAD_CORE):
+                replica.start(until_ready=False)
+        bench = stack.enter_context(
+            opened(
+                partial(_until_it_takes_messages, replicas=replicas),
                 ESCROWMQ_REPLICA__HA_HOST="127.0.0.1",
                 ESCROWMQ_REPLICA__HA_PORT=str(port),
                 ESCROWMQ_REPLICA__COPIES=str(copies),
-            ) as bench:
-                yield bench, port
-        finally:
-            replica.kill()
+            )
+        )
+        yield bench, port
 
 
 def _replica(directory: Path, port: int) -> Replica:
@@ -120,10 +155,13 @@ def _replica(directory: Path, port: int) -> Replica:
     return Replica(directory, of(port), environment=environment, forked=False)
 
 
-def _until_it_takes_messages(api: httpx.Client) -> None:
+def _until_it_takes_messages(api: httpx.Client, *, replicas: int) -> None:
     until(
-        lambda: api.get("/readyz").json()["checks"]["store_writable"] == "ok",
-        "the replica is connected",
+        lambda: (
+            len(ok(api.get("/v1/admin/replicas"))["items"]) == replicas
+            and api.get("/readyz").json()["checks"]["store_writable"] == "ok"
+        ),
+        "all replicas are connected",
     )
 
 
