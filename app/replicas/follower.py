@@ -533,22 +533,33 @@ class Follower:
     async def _acknowledge(self, writer: asyncio.StreamWriter) -> None:
         """Raises OSError, FlushFailed."""
         store = self._opened
-        while True:
-            self.end = await store.wait_on_disk()
+
+        def acknowledge() -> None:
+            self.end = store.on_disk_end()
             self._note_level(store)
             writer.write(frames.encode_ack(Ack(store.stored_offset(), self.end)))
-            await writer.drain()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._options.heartbeat_ms / 1000):
-                    await self._more(store)
+
+        def moved() -> None:
+            """In the turn in which a sync ends: a sender waits for it."""
+            # not where the service was left, as by a promise to another one
+            is_followed = self._writer is writer and not writer.is_closing()
+            if store.on_disk_end() > self.end and self._failure is None and is_followed:
+                acknowledge()
+
+        await store.wait_on_disk()
+        store.watch(moved)
+        try:
+            while True:
+                acknowledge()
+                await writer.drain()
+                await asyncio.sleep(self._options.heartbeat_ms / 1000)
+                await store.wait_on_disk()  # with a disk that hangs it is not heard, and is missed
+        finally:
+            store.end_watch(moved)
 
     def _note_level(self, store: LocalReplica) -> None:
         if self._heard_ms and store.synced_offset() >= self.primary_end:
             self._level_ms = self._heard_ms
-
-    async def _more(self, store: LocalReplica) -> None:
-        while store.stored_offset() <= self.end:
-            await store.wait_progress()
 
     def _note(self) -> None:
         folder.write_note(

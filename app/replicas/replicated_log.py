@@ -1,5 +1,6 @@
 """The part of a store that serving replicas needs."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 from storage.formats.epochs import EpochHistory
@@ -23,6 +24,9 @@ class ReplicatedLog(Protocol):
     async def read_log(self, begin: int, end: int) -> bytes:
         """Bytes of one segment, none that are not in the log's files. Raises OffsetExpired."""
 
+    def read_log_now(self, begin: int, end: int) -> bytes | None:
+        """As `read_log`; None where that would have to wait, or would fail."""
+
     def copyable_end(self) -> int:
         """Everything before it may be sent, on the disk of this machine or not."""
 
@@ -33,6 +37,14 @@ class ReplicatedLog(Protocol):
 
     async def wait_progress(self) -> None:
         """Return when one of the ends may have moved."""
+
+    def watch(self, moved: Callable[[], None]) -> None:
+        """Have this called in the turn in which one of the ends may have moved, or the store
+        fails.
+        """
+
+    def end_watch(self, moved: Callable[[], None]) -> None:
+        """Have it called no more."""
 
     @property
     def unsafe_bytes(self) -> int:

@@ -14,6 +14,7 @@ from app.http.duplex import until_one_ends
 from app.registry.registry_files import read_files
 from app.replicas import frames
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind, Refuse, Registry
+from app.replicas.new_units import NewUnits
 from app.replicas.options import ReplicaOptions
 from app.replicas.replicated_log import ReplicatedLog
 from app.replicas.snapshots import OutgoingSnapshots
@@ -222,21 +223,15 @@ class Sender:
         while True:
             await self._send_registry(writer)
             data = await store.read_log(at, min(at + BLOCK_BYTES, store.copyable_end()))
-            frame = Data(at, store.synced_offset(), store.first_offset, data)
-            writer.write(frames.encode_data(frame))
-            await writer.drain()
+            safe_end = store.synced_offset()
+            frame = Data(at, safe_end, store.first_offset, data)
+            await _write(writer, frames.encode_data(frame))
             at += len(data)
             await self._send_snapshot(writer, at)
             if at >= store.copyable_end():
-                wait_s = min(self._heartbeat_s, self._snapshots.wait_ms() / 1000)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await self._more(at)
-
-    async def _more(self, at: int) -> None:
-        safe_end = self._store.synced_offset()
-        while at >= self._store.copyable_end() and safe_end == self._store.synced_offset():
-            await self._store.wait_progress()
+                new = NewUnits(store, writer, at, sent_safe_end=safe_end)
+                await new.send(min(self._heartbeat_s, self._snapshots.wait_ms() / 1000))
+                at = new.sent_end
 
     async def _send_registry(self, writer: asyncio.StreamWriter) -> None:
         """Send the registry at first, and within a heartbeat of a change. Raises OSError."""
@@ -248,8 +243,7 @@ class Sender:
         if changes != sent:
             self._sent_changes = changes
             files = await asyncio.to_thread(read_files, self._data_dir)
-            writer.write(frames.encode_message(Kind.REGISTRY, Registry(files)))
-            await writer.drain()
+            await _write(writer, frames.encode_message(Kind.REGISTRY, Registry(files)))
 
     async def _send_snapshot(self, writer: asyncio.StreamWriter, sent_end: int) -> None:
         """A piece, where one is due. Raises OSError."""
@@ -259,8 +253,7 @@ class Sender:
             self._snapshots.next_piece, on_disk_end=self._store.on_disk_end(), sent_end=sent_end
         )
         if piece is not None:
-            writer.write(frames.encode_message(Kind.SNAPSHOT, piece))
-            await writer.drain()
+            await _write(writer, frames.encode_message(Kind.SNAPSHOT, piece))
 
     async def _hear(self, reader: asyncio.StreamReader, silence_s: float) -> None:
         """Return at the end of the connection. Raises BadFrame, OSError, TimeoutError."""
@@ -276,3 +269,11 @@ class Sender:
             if not self.is_replaced:
                 self._store.note_copy(self.node, self.ack.synced_end)
             self.heard_ms = self._clock.monotonic_ms()
+
+
+async def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    """Raises OSError, also where uvloop would raise another error: over a closed connection."""
+    if writer.is_closing():
+        raise ConnectionResetError("it was closed")
+    writer.write(frame)
+    await writer.drain()

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import structlog
 
+from storage.callbacks import call_back
 from storage.clock import Clock
 from storage.errors import CorruptRecord, FlushFailed, StoreClosed
 from storage.files.vfs import is_out_of_files
@@ -96,6 +97,7 @@ class Engine:
         self._given_up_end = 0  # no wait for other disks to have what is before it
         self._giving_up: Timer | None = None
         self._progress: asyncio.Future[None] | None = None
+        self._watching: dict[Callable[[], None], None] = {}  # an ordered set
         self._noted_shortage: str | None = None  # event of the line that is logged once for it
         self.queues = files.recovered.queues
         self.arrivals = Arrivals()
@@ -325,13 +327,40 @@ class Engine:
         """
         if self._progress is None:
             self._progress = self._loop.create_future()
-            self.tail.on_grown = self._note_progress
+            self._listen()
         await asyncio.shield(self._progress)
 
+    def watch(self, moved: Callable[[], None]) -> None:
+        """Have this called in the turn in which there may be more in the log, on the own disk or
+        safe, or the store fails.
+        """
+        self._watching[moved] = None
+        self._listen()
+
+    def end_watch(self, moved: Callable[[], None]) -> None:
+        """Have it called no more."""
+        self._watching.pop(moved, None)
+
+    def _listen(self) -> None:
+        self.tail.on_grown = self._note_grown
+
+    def _note_grown(self) -> None:
+        """Note that there is more: before its sync begins where an append waits for the copy, too,
+        and behind that where it does not.
+        """
+        if self.copies.needed > 1:
+            self._note_progress()
+        else:
+            self._runner.soon(self._note_progress)
+
     def _note_progress(self) -> None:
+        for moved in tuple(self._watching):
+            call_back(moved)
         if self._progress is not None:
             resolve(self._progress, None)
-            self._progress = self.tail.on_grown = None
+            self._progress = None
+        if not self._watching:
+            self.tail.on_grown = None
 
     # -------------------------------------------------------------------------------------------
     # what the parts report
@@ -442,12 +471,12 @@ class Engine:
         self.preparer.stop()
         self._safe.fail(FlushFailed())
         self._on_disk.fail(FlushFailed())
-        self._note_progress()
         self.arrivals.wake_all()
         self._check_drained()
         if self._kept is not None:
             resolve(self._kept, False)
         self._on_failure(error)
+        self._note_progress()
 
     # ----------------------------------------------------------------------------------------------
     # closing

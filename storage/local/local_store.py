@@ -335,19 +335,32 @@ class LocalMessageStore:
 
         Raises OffsetExpired where retention has dropped them.
         """
-        self._check_readable()
+        found = self._read_hot(begin, end)
+        if found is not None:
+            return found
         length = min(end, self._in_files_end()) - begin
-        if length <= 0:
-            return b""
         try:
-            if begin >= self._tail.file_end - _HOT_BYTES:  # no other thread is needed for it
-                cached = self._log.segments.read_cached(begin, length)
-                if cached is not None:
-                    return cached
             return await self._in_lane(Lane.READ, lambda: self._log.segments.read(begin, length))
         except IndexError:
             available = OffsetRange(self._log.first_offset, self._in_files_end())
             raise OffsetExpired(requested=begin, available=available) from None
+
+    def read_log_now(self, begin: int, end: int) -> bytes | None:
+        """As `read_log`; None where that would have to wait, or would fail."""
+        try:
+            return self._read_hot(begin, end)
+        except (StoreClosed, OSError):
+            return None
+
+    def _read_hot(self, begin: int, end: int) -> bytes | None:
+        """As `read_log_now`. Raises StoreClosed, OSError."""
+        self._check_readable()
+        length = min(end, self._in_files_end()) - begin
+        if length <= 0:
+            return b""
+        if begin < max(self._tail.file_end - _HOT_BYTES, self._log.first_offset):
+            return None
+        return self._log.segments.read_cached(begin, length)
 
     def copyable_end(self) -> int:
         """Replicas may be sent everything before this log offset.
@@ -428,6 +441,16 @@ class LocalMessageStore:
         ends.
         """
         await self._engine.wait_progress()
+
+    def watch(self, moved: Callable[[], None]) -> None:
+        """Have this called in the turn in which one of the ends may have moved, or the store
+        fails.
+        """
+        self._engine.watch(moved)
+
+    def end_watch(self, moved: Callable[[], None]) -> None:
+        """Have it called no more."""
+        self._engine.end_watch(moved)
 
     def sureness_of(self, log_offset: int | None) -> Sureness:
         assert log_offset is not None, "the store has a log"

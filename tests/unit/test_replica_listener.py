@@ -1,8 +1,10 @@
 """Connections of replicas, and of others, to the port for them."""
 
 import asyncio
+import os
 import secrets
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from app.replicas import frames
 from app.replicas import listener as listeners
+from app.replicas.follower import Follower
 from app.replicas.frames import Accept, Ack, Challenge, Data, Hello, Kind
 from app.replicas.listener import MOST_STRANGERS, ReplicaListener
 from app.replicas.options import ReplicaOptions
@@ -91,6 +94,49 @@ async def serving(
     finally:
         await listener.stop()
         await store.aclose()
+
+
+def test_a_replica_whose_disk_hangs_is_missed(tmp_path, monkeypatch):
+    goes_on, is_stuck = threading.Event(), threading.Event()
+    sync = os.fdatasync
+
+    def fdatasync(file: int) -> None:
+        if is_stuck.is_set() and "/b/" in os.readlink(f"/proc/self/fd/{file}"):
+            goes_on.wait()
+        sync(file)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+
+    async def main() -> None:
+        (tmp_path / "a").mkdir()
+        (tmp_path / "b").mkdir()
+        async with serving(tmp_path / "a") as (store, listener, port):
+            await store.create_topic("orders", queue_count=1)
+            clock = SystemClock()
+            replica = Follower(
+                tmp_path / "b",
+                ReplicaOptions(node="b", primary=f"127.0.0.1:{port}", heartbeat_ms=100),
+                OPTIONS,
+                clock,
+                Identifiers(clock, SystemRandom()),
+                find_primary=lambda: None,
+            )
+            following = asyncio.ensure_future(replica.run())
+            await store.append([message()])
+            await reached(lambda: replica.end == store.stored_offset(), "it has the message")
+            is_stuck.set()
+            await store.append([message()])
+
+            try:
+                await reached(lambda: not listener.connected(), "it is missed", seconds=20)
+            finally:
+                is_stuck.clear()
+                goes_on.set()
+            await reached(lambda: replica.end == store.stored_offset(), "it has followed again")
+            replica.stop()
+            await following
+
+    asyncio.run(main())
 
 
 def test_what_a_replica_acknowledged_counts_no_more_once_it_connects_again(tmp_path):

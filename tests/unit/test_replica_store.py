@@ -400,6 +400,24 @@ def test_a_replica_that_starts_behind_a_closed_segment_knows_where_its_last_unit
         disk = in_world(again, disk)
 
 
+def test_the_end_of_a_closed_segment_is_synced_though_no_unit_follows_it(recorded):
+    """The primary may wait for it: at a hand-over it is the end of the log."""
+    closing = next(n for n, piece in enumerate(recorded.pieces) if piece.end == SEGMENT_BYTES)
+
+    async def follow(world: World) -> None:
+        replica = await open_replica(world)
+        await take_all(replica, recorded.pieces[:closing])
+        await asyncio.sleep(1)
+        units_end = recorded.pieces[closing].offset
+        assert replica.on_disk_end() == replica.stored_offset() == units_end
+        await take_all(replica, recorded.pieces[closing : closing + 1])
+        await asyncio.sleep(1)
+        assert replica.on_disk_end() == replica.stored_offset() == SEGMENT_BYTES
+        await replica.aclose()
+
+    in_world(follow)
+
+
 def test_bytes_of_the_log_are_read_as_they_are_in_its_files_and_no_further(recorded):
     async def read(world: World) -> None:
         store = await world.open_store(REPLICA_OPTIONS)

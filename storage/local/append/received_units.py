@@ -96,8 +96,9 @@ class ReceivedUnits:
         units = data[: found.end - offset]
         if units and not self._store(units, offset, found):
             return False  # the log has failed
-        if found.stop is Stop.END_OF_FILE:
-            tail.close_segment()
+        if found.stop is Stop.END_OF_FILE and not tail.close_segment():
+            return False
+        self._flusher.request(tail.written_end, tail.stored_at_ms)
         return True
 
     def show_safe(self) -> None:
@@ -139,7 +140,6 @@ class ReceivedUnits:
         is_kept = self._kept_bytes + len(units) <= _MOST_KEPT_BYTES
         self._kept_bytes += len(units) if is_kept else 0
         self._hidden.append(_Stored(units if is_kept else None, offset, found, stored_at_ms))
-        self._flusher.request(found.end, stored_at_ms)
         return True
 
     def _show(self, stored: _Stored, data: bytes) -> None:
