@@ -1,5 +1,5 @@
-"""Sends a replica that has everything else what is written, in the turn in which it is: the disks
-of both machines then sync it at the same time.
+"""Sends new units to a replica that has all earlier ones, as they are written: the disks of both
+machines then sync them at the same time.
 """
 
 import asyncio
@@ -9,8 +9,7 @@ from app.replicas.frames import Data
 from app.replicas.replicated_log import ReplicatedLog
 
 _MOST_BYTES = 1 << 18  # of a frame, and of what the connection has not taken yet
-# So long the word that more is safe waits for units to go with: readers of the replica wait for it,
-# and no sender.
+# how long a new safe end waits for units to go with; readers of the replica wait for it, no sender
 _SAFE_PAUSE_S = 0.005
 
 
@@ -33,7 +32,7 @@ class NewUnits:
         self._safe_timer: asyncio.TimerHandle | None = None
 
     async def send(self, most_s: float) -> None:
-        """Send for so long, or until there is something that must be waited for."""
+        """Send for so long, or until the log or the connection must be waited for."""
         timer = asyncio.get_running_loop().call_later(most_s, self._end)
         self._store.watch(self._moved)
         try:

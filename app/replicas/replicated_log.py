@@ -39,8 +39,8 @@ class ReplicatedLog(Protocol):
         """Return when one of the ends may have moved."""
 
     def watch(self, moved: Callable[[], None]) -> None:
-        """Have this called in the turn in which one of the ends may have moved, or the store
-        fails.
+        """Have this called when one of the ends may have moved, a turn of the event loop later at
+        the most, and when the store fails.
         """
 
     def end_watch(self, moved: Callable[[], None]) -> None:

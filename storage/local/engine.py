@@ -331,8 +331,8 @@ class Engine:
         await asyncio.shield(self._progress)
 
     def watch(self, moved: Callable[[], None]) -> None:
-        """Have this called in the turn in which there may be more in the log, on the own disk or
-        safe, or the store fails.
+        """Have this called when there may be more in the log, on the own disk or safe, a turn of
+        the event loop later at the most, and when the store fails.
         """
         self._watching[moved] = None
         self._listen()
@@ -476,7 +476,7 @@ class Engine:
         if self._kept is not None:
             resolve(self._kept, False)
         self._on_failure(error)
-        self._note_progress()
+        self._note_progress()  # those whom it wakes know of the failure then
 
     # ----------------------------------------------------------------------------------------------
     # closing

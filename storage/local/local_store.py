@@ -443,8 +443,8 @@ class LocalMessageStore:
         await self._engine.wait_progress()
 
     def watch(self, moved: Callable[[], None]) -> None:
-        """Have this called in the turn in which one of the ends may have moved, or the store
-        fails.
+        """Have this called when one of the ends may have moved, a turn of the event loop later at
+        the most, and when the store fails.
         """
         self._engine.watch(moved)
 

@@ -32,7 +32,7 @@ def test_tasks_are_counted_once_some_are_known(monkeypatch, is_terminal):
 
 
 def test_why_spark_gave_up_is_shown_from_its_log(tmp_path, capsys):
-    """What the command gets is that its SparkContext was stopped."""
+    """The error that reaches the command says only that its SparkContext was stopped."""
     log = tmp_path / "spark.log"
     lines = (
         "WARN StandaloneAppClient: Failed to connect to master m:7077\n"

@@ -1,4 +1,4 @@
-"""What a replica that has everything else is sent of the units that are written."""
+"""Units are sent to a replica that has all earlier ones as they are written."""
 
 import asyncio
 from typing import Any

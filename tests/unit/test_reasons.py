@@ -1,4 +1,4 @@
-"""What a person reads about an error: `storage.errors.reason_of`."""
+"""Texts of errors for a person: `storage.errors.reason_of`."""
 
 import errno
 from pathlib import Path

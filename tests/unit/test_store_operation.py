@@ -1,4 +1,4 @@
-"""What ends a copy of a store early has one exit status and one sentence, whichever command it is."""
+"""Each error that ends a copy of a store has one exit status and one sentence in all commands."""
 
 import json
 
